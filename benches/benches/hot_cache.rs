@@ -77,13 +77,19 @@ impl Object {
             address: number * LEN as u64,
             protocol: "tcp".into(),
             endpoint: "10.0.0.1:12345".into(),
+            locality: None,
         };
         let replica = Replica {
             id: ReplicaId(ReplicaId::first(0).0 + number),
             location: ReplicaLocation::Memory(location),
             status: ReplicaStatus::Complete,
         };
-        let list = ReplicaList { replicas: vec![replica], lease: Duration::ZERO, checksum: None };
+        let list = ReplicaList {
+            replicas: vec![replica],
+            lease: Duration::ZERO,
+            checksum: None,
+            resolved_tenant: None,
+        };
         Self { key: format!("model/layer/{number:032x}").into_bytes().into(), list }
     }
 
@@ -169,7 +175,7 @@ impl Moka {
 impl HotCache for Moka {
     fn find(&self, object: &Object) -> Option<Bytes> {
         let found = self.cache.get(&object.key)?;
-        if found.value.is(&object.list) {
+        if found.value.matches(&object.list) {
             return found.bytes.lock().clone();
         }
         self.cache.invalidate(&object.key);

@@ -35,8 +35,12 @@ fn main() {
     let answers: Vec<Answer<bool>> = vec![Ok(true); 500];
     bench.row("  its response", &answers, |body| _ = black_box(pack::decode::<Vec<Answer<bool>>>(body)));
 
-    let list: Answer<ReplicaList> =
-        Ok(ReplicaList { replicas: vec![replica()], lease: Duration::from_secs(10), checksum: None });
+    let list: Answer<ReplicaList> = Ok(ReplicaList {
+        replicas: vec![replica()],
+        lease: Duration::from_secs(10),
+        checksum: None,
+        resolved_tenant: None,
+    });
     bench.row("GetReplicaList, answer", &list, |body| {
         _ = black_box(pack::decode::<Answer<ReplicaList>>(body));
     });
@@ -59,6 +63,7 @@ fn replica() -> Replica {
             address: 0x7f00_0000_0000,
             protocol: "tcp".into(),
             endpoint: "10.0.0.17:15123".into(),
+            locality: None,
         }),
         status: ReplicaStatus::Complete,
     }

@@ -89,7 +89,7 @@ async fn user() -> Result<()> {
         let counts = &line.counts;
         println!(
             "over {}: {} bytes written, {} read ({} by the fallback transport)",
-            line.wire, counts.bytes_written, counts.bytes_read, line.bytes_behind
+            line.wire, counts.bytes_written, counts.bytes_read, line.fallback_bytes
         );
     }
     engine.notify(&name, &Notification { name: "filled".into(), message: "thank you".into() }).await?;

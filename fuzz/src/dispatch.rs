@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use mooncake_core::clock::ManualClock;
 use mooncake_store::master::{DiskOptions, HotOptions, Master, MasterOptions, PromotionOptions, TenantQuota};
-use mooncake_store::protocol::type_signature::TypeSignature;
-use mooncake_store::protocol::message::{ADDED, Shape, TABLE};
+use mooncake_store::protocol::message::{ADDED, EARLIER, Shape, TABLE};
 use mooncake_store::protocol::server::Service;
 use mooncake_store::protocol::service::MasterService;
+use mooncake_store::protocol::type_signature::TypeSignature;
 
 /// Maximum number of calls of one input.
 const CALLS: usize = 64;
@@ -37,7 +37,7 @@ pub fn rpc_dispatch(data: &[u8]) {
         Master::with_parts(options, &Default::default(), &Default::default(), clock.clone(), 1);
     let Ok(master) = master.map(Arc::new) else { panic!("these options are consistent") };
     let service = MasterService(master.clone());
-    let shapes: Vec<&Shape> = TABLE.iter().chain(ADDED).collect();
+    let shapes: Vec<&Shape> = TABLE.iter().chain(EARLIER).chain(ADDED).collect();
     for _ in 0..CALLS {
         if input.0.is_empty() {
             break;
@@ -60,6 +60,10 @@ pub fn rpc_dispatch(data: &[u8]) {
                 clock.advance(Duration::from_millis(10 << (input.byte() % 17)));
                 master.tick();
                 continue;
+            }
+            4 => {
+                arguments(shape, &mut input, &mut body);
+                add_members(shape, &mut body, &mut input);
             }
             _ => arguments(shape, &mut input, &mut body),
         }
@@ -127,6 +131,11 @@ fn value(spelling: &mut &[u8], input: &mut Input<'_>, body: &mut Option<&mut Vec
                         *spelling = &spelling[1..];
                         return;
                     }
+                    // The number behind this byte is aligned.
+                    6 if spelling.get(2) == Some(&137) => {
+                        value(spelling, input, body);
+                        body.iter_mut().for_each(|body| body.extend_from_slice(&[0; 7]));
+                    }
                     // Skips the alignment.
                     137..250 => *spelling = &spelling[1..],
                     _ => value(spelling, input, body),
@@ -164,6 +173,23 @@ fn several(list: bool, spelling: &mut &[u8], input: &mut Input<'_>, body: &mut O
         value(&mut &*inner, input, body);
     }
     value(spelling, input, &mut None);
+}
+
+/// Appends bytes as compatible fields, as Mooncake C++ does: with the type signature and a total
+/// length, which may be wrong.
+fn add_members(shape: &Shape, body: &mut Vec<u8>, input: &mut Input<'_>) {
+    if body.is_empty() {
+        return;
+    }
+    let wrong = usize::from(input.byte()) % 4;
+    body.extend_from_slice(input.some());
+    body[0] |= 1;
+    let total = body.len() + shape.arguments.len() + 4 - wrong;
+    let mut head = vec![5];
+    head.extend_from_slice(&(total as u16).to_le_bytes());
+    head.extend_from_slice(shape.arguments);
+    head.push(0);
+    body.splice(4..4, head);
 }
 
 /// Cuts a body, flips one of its bits, or appends to it.

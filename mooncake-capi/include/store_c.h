@@ -209,8 +209,8 @@ int mooncake_store_put(mooncake_store_t store,
 
 /*
  Stores a value like `mooncake_store_put`, straight from this memory. Memory that is not
- registered is accepted where the transport needs no registration, as over TCP. For an empty
- value, nothing is stored and 0 is returned.
+ registered is accepted where the transport needs no registration, as over TCP. An empty value is
+ refused with -600.
 
  # Safety
  There are `size` readable bytes at `buffer`. The strings end with a zero byte.

@@ -297,7 +297,8 @@ int unregisterLocalMemoryBatch(transfer_engine_t engine, void **addr_list, size_
 
 /*
  Allocates a batch for up to `batch_size` requests. Returns `INVALID_BATCH` for an unknown
- engine.
+ engine. `freeBatchID` frees the batch. Above 65,536 batches or 4,194,304 requests that are not
+ freed, the oldest batches that have ended are dropped, and their numbers become unknown.
  */
 batch_id_t allocateBatchID(transfer_engine_t engine, size_t batch_size);
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use mooncake_core::{Error, Result};
-use mooncake_engine::environment::log_level;
+use mooncake_engine::environment::{log_level, unknown_log_level};
 
 /// Time that the end of a runtime waits for its remaining tasks.
 const FAREWELL: Duration = Duration::from_secs(2);
@@ -15,11 +15,15 @@ impl Runtime {
     /// Starts a runtime, and the log on standard error. A log subscriber that the program has
     /// installed stays in use.
     pub(crate) fn start(name: &str, threads: usize) -> Result<Self> {
-        let _ = tracing_subscriber::fmt()
+        let is_first = tracing_subscriber::fmt()
             .with_env_filter(log_level())
             .with_writer(std::io::stderr)
             .with_ansi(false)
-            .try_init();
+            .try_init()
+            .is_ok();
+        if is_first && let Some(warning) = unknown_log_level() {
+            tracing::warn!("{warning}");
+        }
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(threads)
             .thread_name(name)

@@ -27,12 +27,12 @@ fn a_c_program_transfers_bytes_and_gets_codes() {
     let mut name = String::new();
     BufReader::new(server.stdout.take().unwrap()).read_line(&mut name).unwrap();
     let user = run(&program).args(["use", name.trim()]).output().unwrap();
-    let said = String::from_utf8_lossy(&user.stderr);
+    let stderr = String::from_utf8_lossy(&user.stderr);
     if !user.status.success() {
         let _ = server.kill();
     }
-    assert!(user.status.success(), "{said}");
-    assert!(!said.contains("panicked"), "{said}");
+    assert!(user.status.success(), "{stderr}");
+    assert!(!stderr.contains("panicked"), "{stderr}");
     // The end of its input stops the server.
     drop(server.stdin.take());
     assert!(server.wait().unwrap().success(), "the server failed; its message is above");

@@ -90,11 +90,11 @@ impl Program {
     }
 
     /// Runs the program, which must succeed and must not panic.
-    fn check(&self, words: &[&str], variables: &[(&str, &str)]) {
-        let done = run(&self.path).args(words).envs(variables.iter().copied()).output().unwrap();
-        let said = String::from_utf8_lossy(&done.stderr);
-        assert!(done.status.success(), "{:?} {said}", done.status);
-        assert!(!said.contains("panicked"), "{said}");
+    fn check(&self, arguments: &[&str], variables: &[(&str, &str)]) {
+        let done = run(&self.path).args(arguments).envs(variables.iter().copied()).output().unwrap();
+        let stderr = String::from_utf8_lossy(&done.stderr);
+        assert!(done.status.success(), "{:?} {stderr}", done.status);
+        assert!(!stderr.contains("panicked"), "{stderr}");
     }
 }
 
@@ -162,7 +162,7 @@ fn a_missing_master_is_an_error() {
     let rude = TcpListener::bind("127.0.0.1:0").unwrap();
     let free = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = |at: &TcpListener| at.local_addr().unwrap().to_string();
-    let (silent_at, rude_at, nobody) = (address(&silent), address(&rude), address(&free));
+    let (silent_at, rude_at, refused_at) = (address(&silent), address(&rude), address(&free));
     drop(free);
     std::thread::spawn(move || {
         use std::io::Write;
@@ -170,8 +170,8 @@ fn a_missing_master_is_an_error() {
             let _ = connection.unwrap().write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n");
         }
     });
-    let words = ["missing", &master.address, &nobody, &silent_at, &rude_at];
-    program.check(&words, &[("MC_RPC_CONNECT_TIMEOUT_MS", "700")]);
+    let arguments = ["missing", &master.address, &refused_at, &silent_at, &rude_at];
+    program.check(&arguments, &[("MC_RPC_CONNECT_TIMEOUT_MS", "700")]);
 }
 
 /// The master at `MOONCAKE_PEER_MASTER=host:port` serves all parts.

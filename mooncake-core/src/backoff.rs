@@ -10,14 +10,14 @@ pub struct Pace {
     /// First pause.
     pub first: Duration,
     /// Longest pause.
-    pub most: Duration,
+    pub max: Duration,
 }
 
 impl Pace {
     /// Returns the pause after so many consecutive failures, before it is shortened at random.
     fn nominal(&self, failures: u32) -> Duration {
         let doublings = failures.saturating_sub(1).min(31);
-        self.first.saturating_mul(1 << doublings).min(self.most)
+        self.first.saturating_mul(1 << doublings).min(self.max)
     }
 }
 
@@ -42,7 +42,7 @@ impl Backoff {
     }
 
     /// Returns whether the pause still lasts.
-    pub fn rests(&self, now: Moment) -> bool {
+    pub fn is_paused(&self, now: Moment) -> bool {
         now < self.until
     }
 
@@ -53,7 +53,7 @@ impl Backoff {
         if self.failures > 0 && began < self.until {
             return self.until;
         }
-        if now.since(self.until) > pace.most.saturating_mul(4) {
+        if now.since(self.until) > pace.max.saturating_mul(4) {
             self.failures = 0;
         }
         self.failures = self.failures.saturating_add(1);
@@ -74,7 +74,7 @@ mod tests {
     use super::*;
     use crate::clock::{Clock, ManualClock};
 
-    const PACE: Pace = Pace { first: Duration::from_millis(100), most: Duration::from_secs(2) };
+    const PACE: Pace = Pace { first: Duration::from_millis(100), max: Duration::from_secs(2) };
 
     fn fail(backoff: &mut Backoff, clock: &ManualClock) -> Duration {
         let now = clock.now();
@@ -84,15 +84,15 @@ mod tests {
     #[test]
     fn pauses_double_up_to_a_limit_and_success_forgets_them() {
         let (clock, mut backoff) = (ManualClock::new(), Backoff::new(Rng::seeded(1)));
-        assert!(!backoff.rests(clock.now()), "nothing has failed");
+        assert!(!backoff.is_paused(clock.now()), "nothing has failed");
         for millis in [100, 200, 400, 800, 1600, 2000, 2000, 2000] {
             let (pause, nominal) = (fail(&mut backoff, &clock), Duration::from_millis(millis));
             assert!(pause <= nominal && pause > nominal * 3 / 4, "{pause:?} for {nominal:?}");
-            assert!(backoff.rests(clock.now()));
+            assert!(backoff.is_paused(clock.now()));
             clock.advance(pause - Duration::from_nanos(1));
-            assert!(backoff.rests(clock.now()));
+            assert!(backoff.is_paused(clock.now()));
             clock.advance(Duration::from_nanos(1));
-            assert!(!backoff.rests(clock.now()), "the next attempt may begin when the pause is over");
+            assert!(!backoff.is_paused(clock.now()), "the next attempt may begin when the pause is over");
         }
         backoff.worked();
         assert!(fail(&mut backoff, &clock) <= PACE.first);
@@ -117,7 +117,7 @@ mod tests {
         for _ in 0..10 {
             clock.advance(fail(&mut backoff, &clock));
         }
-        clock.advance(PACE.most * 5);
+        clock.advance(PACE.max * 5);
         assert!(fail(&mut backoff, &clock) <= PACE.first);
     }
 

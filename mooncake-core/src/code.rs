@@ -177,8 +177,8 @@ codes! {
         "Choose another target.";
     ReplicaIsGone = -712, "REPLICA_IS_GONE", NotFound,
         "the replica is gone",
-        "The segment of the replica was unmounted during the copy.",
-        "Start the copy again with another target.";
+        "The client, the source or every target of the copy was lost meanwhile.",
+        "Start the copy again.";
     ReplicaNotInLocalMemory = -713, "REPLICA_NOT_IN_LOCAL_MEMORY", Unavailable,
         "the replica is not in this process",
         "The client does not hold the bytes that it is to copy.",
@@ -187,6 +187,10 @@ codes! {
         "a replica or a buffer of it is in use",
         "A transfer, a write or a copy uses it.",
         "Wait for the transfer, then retry.";
+    PromotionAlreadyExists = -715, "PROMOTION_ALREADY_EXISTS", AlreadyExists,
+        "the object is in memory or returns there already",
+        "A replica in memory or a promotion of the object exists.",
+        "Nothing; read the object.";
     TransferFail = -800, "TRANSFER_FAIL", Unavailable,
         "the bytes could not be transferred",
         "The peer died, closed the connection or cannot be reached.",

@@ -23,6 +23,11 @@ pub enum Reason {
     RouteLookup,
     /// A connection was open and broke.
     ConnectionBroken,
+    /// A request is longer than one message may be, or its response would be. Nothing was done; a
+    /// call about fewer items works.
+    TooLong,
+    /// A response was longer than one message may be. The call itself was made.
+    ResponseTooLong,
 }
 
 /// Error with its code, a message and the context in which it happened.
@@ -132,6 +137,22 @@ impl From<ErrorCode> for Error {
     }
 }
 
+impl Error {
+    /// Creates the error of an operation on a file that a setting names, with a code of files. (The
+    /// conversion of an [`std::io::Error`] takes most of them for errors of a connection.)
+    pub fn of_file(error: std::io::Error) -> Self {
+        use std::io::ErrorKind as Io;
+        let code = match error.kind() {
+            Io::NotFound => ErrorCode::FileNotFound,
+            Io::StorageFull | Io::QuotaExceeded | Io::FileTooLarge | Io::ReadOnlyFilesystem => {
+                ErrorCode::FileWriteFail
+            }
+            _ => ErrorCode::FileOpenFail,
+        };
+        Self::new(code, error.to_string()).with_source(error)
+    }
+}
+
 impl From<std::io::Error> for Error {
     fn from(error: std::io::Error) -> Self {
         use std::io::ErrorKind as Io;
@@ -224,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn source_is_kept() {
+    fn conversion_preserves_source() {
         let io = std::io::Error::new(std::io::ErrorKind::ConnectionRefused, "refused");
         let error = Error::from(io);
         assert_eq!(error.code(), ErrorCode::RpcFail);

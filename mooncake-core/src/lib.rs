@@ -24,6 +24,7 @@ pub mod sketch;
 pub mod tables;
 #[cfg(feature = "testkit")]
 pub mod testkit;
+pub mod web_origin;
 
 pub use clock::{Clock, SharedClock};
 pub use engine_code::EngineCode;

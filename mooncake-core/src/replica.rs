@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::hints::PutHints;
 use crate::ids::{ClientId, ReplicaId, SegmentId};
+use crate::{Error, Result};
 
 /// Range of a client's memory in which the master places objects.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,6 +24,17 @@ pub struct Segment {
     pub protocol: String,
     /// Host of the client, empty when unknown. Replicas of one object go to distinct hosts first.
     pub host_id: String,
+    /// Place of the memory inside its host, if the client knows it.
+    pub locality: Option<Box<Locality>>,
+}
+
+/// Place of memory inside a host, as in Mooncake C++ 0.3.14.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Locality {
+    /// Number of the NUMA node.
+    pub numa_node: i32,
+    /// Names of the RDMA devices near the memory.
+    pub hca_names: Vec<String>,
 }
 
 /// State of a mounted segment, with the numbers of Mooncake C++.
@@ -121,6 +133,8 @@ pub struct MemoryLocation {
     pub protocol: String,
     /// Endpoint of the segment ([`Segment::endpoint`]).
     pub endpoint: String,
+    /// Place of the memory inside its host ([`Segment::locality`]).
+    pub locality: Option<Box<Locality>>,
 }
 
 /// Place of one replica.
@@ -170,6 +184,14 @@ impl ReplicaLocation {
         }
     }
 
+    /// Returns the location of a replica that is described like memory.
+    pub fn like_memory(&self) -> Option<&MemoryLocation> {
+        match self {
+            Self::Memory(at) | Self::NofSsd(at) => Some(at),
+            _ => None,
+        }
+    }
+
     /// Returns the memory location, if the replica is in memory.
     pub fn memory(&self) -> Option<&MemoryLocation> {
         match self {
@@ -200,6 +222,8 @@ pub struct ReplicaList {
     pub lease: Duration,
     /// CRC-64 of the value, if the writer sent one.
     pub checksum: Option<u64>,
+    /// Tenant that the master found the object under, if it differs from that of the request.
+    pub resolved_tenant: Option<String>,
 }
 
 /// Change of the soft pin of an object, with the numbers of Mooncake C++.
@@ -231,6 +255,9 @@ impl SoftPin {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct DataType(pub u8);
 
+/// Maximum length of the name of a session in bytes.
+pub const MAX_SESSION_ID: usize = 256;
+
 /// Replication options of a put.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplicateConfig {
@@ -261,6 +288,15 @@ pub struct ReplicateConfig {
     pub host_id: String,
     /// Group of each key of the batch, empty for none.
     pub group_ids: Option<Vec<String>>,
+    /// Session of each key of the batch, with at most [`MAX_SESSION_ID`] bytes. Events name it.
+    pub session_ids: Option<Vec<Vec<u8>>>,
+    /// Names of the RDMA devices that the writer prefers.
+    pub preferred_hca_names: Option<Vec<String>>,
+    /// Names of the RDMA devices that the writer prefers, for each key of the batch.
+    pub per_key_preferred_hca_names: Option<Vec<Vec<String>>>,
+    /// Group of each key of the batch that stays in memory together, in managed weights of Mooncake
+    /// C++.
+    pub residency_affinity_ids: Option<Vec<Vec<u8>>>,
     /// Hints for the master. They travel in a call of their own, because Mooncake C++ has no field
     /// for them.
     pub hints: Option<Box<PutHints>>,
@@ -282,15 +318,84 @@ impl Default for ReplicateConfig {
             data_type: DataType::default(),
             host_id: String::new(),
             group_ids: None,
+            session_ids: None,
+            preferred_hca_names: None,
+            per_key_preferred_hca_names: None,
+            residency_affinity_ids: None,
             hints: None,
         }
     }
 }
 
 impl ReplicateConfig {
+    /// Returns whether an option has an item for each key of a batch.
+    pub fn has_lists(&self) -> bool {
+        self.group_ids.is_some()
+            || self.session_ids.is_some()
+            || self.per_key_preferred_hca_names.is_some()
+            || self.residency_affinity_ids.is_some()
+    }
+
+    /// Returns these options for the keys at the indices `some` of a batch of `all`. A list with
+    /// another number of items stays as it is, so that the master refuses it.
+    #[must_use]
+    pub fn of_keys(&self, some: impl Iterator<Item = usize> + Clone, all: usize) -> Self {
+        fn items<T: Clone>(
+            list: &Option<Vec<T>>,
+            some: impl Iterator<Item = usize>,
+            all: usize,
+        ) -> Option<Vec<T>> {
+            match list {
+                Some(list) if list.len() == all => {
+                    Some(some.filter_map(|at| list.get(at).cloned()).collect())
+                }
+                other => other.clone(),
+            }
+        }
+        Self {
+            preferred_segments: self.preferred_segments.clone(),
+            preferred_segment: self.preferred_segment.clone(),
+            preferred_nof_segments: self.preferred_nof_segments.clone(),
+            host_id: self.host_id.clone(),
+            group_ids: items(&self.group_ids, some.clone(), all),
+            session_ids: items(&self.session_ids, some.clone(), all),
+            preferred_hca_names: self.preferred_hca_names.clone(),
+            per_key_preferred_hca_names: items(&self.per_key_preferred_hca_names, some.clone(), all),
+            residency_affinity_ids: items(&self.residency_affinity_ids, some, all),
+            hints: self.hints.clone(),
+            ..*self
+        }
+    }
+
     /// Creates the default options with this many copies in memory.
     pub fn replicas(replicas: u64) -> Self {
         Self { replicas, ..Self::default() }
+    }
+
+    /// Checks the options that every master refuses.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS`, naming the option.
+    pub fn check(&self) -> Result<()> {
+        if self.nof_replicas > 0 || self.dfs_replicas > 1 {
+            return Err(Error::invalid(format!(
+                "cannot put object: replicas on NVMe-oF targets or in a distributed file system \
+                 are not supported. nof_replica_num={} dfs_replica_num={}",
+                self.nof_replicas, self.dfs_replicas
+            )));
+        }
+        if self.replicas == 0 {
+            return Err(Error::invalid("cannot put object: replica_num must be at least 1. replica_num=0"));
+        }
+        if let Some(hints) = &self.hints {
+            hints.check()?;
+        }
+        match self.soft_pin_ttl_ms {
+            Some(ttl) if self.soft_pin != SoftPin::Enable => Err(Error::invalid(format!(
+                "cannot put object: soft_pin_ttl_ms needs soft_pin_action ENABLE. soft_pin_ttl_ms={ttl}"
+            ))),
+            _ => Ok(()),
+        }
     }
 
     /// Returns the names of the segments to try first. The older single form wins when it is set.

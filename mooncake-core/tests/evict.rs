@@ -170,11 +170,11 @@ impl Model for S3Model {
     }
 
     fn evict(&mut self, refused: &BTreeSet<SlotId>) -> Option<SlotId> {
-        let mut asked = BTreeSet::new();
+        let mut tried = BTreeSet::new();
         let bytes =
             |queue: &VecDeque<(SlotId, u64, u32)>| queue.iter().map(|e| u128::from(e.1)).sum::<u128>();
         loop {
-            let open = |queue: &VecDeque<(SlotId, u64, u32)>| queue.iter().any(|e| !asked.contains(&e.0));
+            let open = |queue: &VecDeque<(SlotId, u64, u32)>| queue.iter().any(|e| !tried.contains(&e.0));
             let small_is_full = bytes(&self.small) * 10 >= bytes(&self.small) + bytes(&self.main);
             let (queue, small) = match (open(&self.small), open(&self.main)) {
                 (false, false) => return None,
@@ -184,14 +184,14 @@ impl Model for S3Model {
             };
             let entry = queue.pop_front()?;
             let (slot, bytes, touches) = entry;
-            if asked.contains(&slot) {
+            if tried.contains(&slot) {
                 queue.push_back(entry);
             } else if small && touches >= 2 {
                 self.main.push_back((slot, bytes, 0));
             } else if !small && touches > 0 {
                 queue.push_back((slot, bytes, touches - 1));
             } else if refused.contains(&slot) {
-                asked.insert(slot);
+                tried.insert(slot);
                 queue.push_back(entry);
             } else {
                 return Some(slot);
@@ -305,27 +305,27 @@ fn s3fifo_recognises_objects_that_come_back() {
 /// A slot that is refused for long costs little: the policy asks about it once per round of its
 /// queue.
 #[test]
-fn s3fifo_seldom_asks_about_pinned_slots() {
-    let (mut policy, mut asked) = (S3Fifo::new(2000, &S3FifoConfig::default()), 0);
+fn s3fifo_rarely_queries_pinned_slots() {
+    let (mut policy, mut queries) = (S3Fifo::new(2000, &S3FifoConfig::default()), 0);
     (0..2000).for_each(|slot| policy.insert(SlotId(slot), 1));
     for _ in 0..10_000 {
         let victim = policy.evict(&mut |slot| {
-            asked += 1;
+            queries += 1;
             slot.0 >= 1000
         });
         policy.insert(victim.expect("half of the slots are allowed"), 1);
     }
-    assert!(asked < 25_000, "{asked} questions for 10000 victims");
+    assert!(queries < 25_000, "{queries} questions for 10000 victims");
 }
 
 /// Returns the share of hits among requests, in this order.
-fn hit_rate<P: MergeableOrder>(config: &P::Config, slots: u32, asked: impl Iterator<Item = u64>) -> f64 {
+fn hit_rate<P: MergeableOrder>(config: &P::Config, slots: u32, requests: impl Iterator<Item = u64>) -> f64 {
     let mut policy = P::new(slots as usize, config);
     let mut held = std::collections::HashMap::new();
     let mut keys = vec![0u64; slots as usize];
     let mut free: Vec<SlotId> = (0..slots).map(SlotId).collect();
     let (mut hits, mut all) = (0, 0);
-    for key in asked {
+    for key in requests {
         all += 1;
         if let Some(&slot) = held.get(&key) {
             hits += 1;
@@ -347,9 +347,9 @@ fn hit_rate<P: MergeableOrder>(config: &P::Config, slots: u32, asked: impl Itera
 /// Returns requests that follow Zipf's law, among a stream of objects used once.
 fn zipf_in_a_stream() -> impl Iterator<Item = u64> {
     let mut rng = Rng::seeded(11);
-    (0..100_000).map(move |ask| {
+    (0..100_000).map(move |number| {
         let zipf = (10_000f64.powf(rng.below(1 << 30) as f64 / (1u64 << 30) as f64)) as u64;
-        if rng.below(2) == 0 { 1_000_000 + ask } else { zipf }
+        if rng.below(2) == 0 { 1_000_000 + number } else { zipf }
     })
 }
 

@@ -120,11 +120,11 @@ struct Found {
 
 fn found(rules: Rules, memory: usize, disk: usize, requests: &Requests) -> Found {
     let (mut top, mut low) = (Tier::new(rules.memory, memory), Tier::new(rules.disk, disk));
-    let (mut now, mut asked, mut in_memory, mut on_disk, mut promotions) = (0, 0, 0, 0, 0);
+    let (mut now, mut requested, mut in_memory, mut on_disk, mut promotions) = (0, 0, 0, 0, 0);
     for chain in requests {
         let hashes: Vec<u64> = chain.iter().map(|id| hash(*id)).collect();
         now += hashes.len() as u64;
-        asked += hashes.len();
+        requested += hashes.len();
         top.policy.set_time(now);
         let batch = Batch::new(hashes.clone(), now, ChainEnd::default(), |hash| {
             top.has(hash) || low.has(hash) || top.policy.remembers(hash)
@@ -153,8 +153,8 @@ fn found(rules: Rules, memory: usize, disk: usize, requests: &Requests) -> Found
                 }
                 promotions += 1;
             }
-            if let Some(gone) = top.make_space().filter(|_| rules.on_evict) {
-                low.write(gone);
+            if let Some(evicted) = top.make_space().filter(|_| rules.on_evict) {
+                low.write(evicted);
             }
             let slot = top.add(hash);
             top.policy.insert_at(slot, 1, hash, &place);
@@ -164,7 +164,7 @@ fn found(rules: Rules, memory: usize, disk: usize, requests: &Requests) -> Found
             }
         }
     }
-    let share = |blocks: usize| blocks as f64 / asked as f64;
+    let share = |blocks: usize| blocks as f64 / requested as f64;
     Found { in_all: share(in_memory + on_disk), in_memory: share(in_memory), promotions }
 }
 

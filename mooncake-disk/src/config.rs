@@ -60,8 +60,8 @@ impl Default for DiskConfig {
 
 impl DiskConfig {
     pub(crate) fn check(&self) -> Result<()> {
-        let whole = self.piece_bytes.is_multiple_of(BLOCK as usize);
-        if self.piece_bytes == 0 || !whole || self.piece_bytes > 1 << 30 {
+        let is_block_multiple = self.piece_bytes.is_multiple_of(BLOCK as usize);
+        if self.piece_bytes == 0 || !is_block_multiple || self.piece_bytes > 1 << 30 {
             return Err(Error::invalid(format!(
                 "invalid piece_bytes {}: it must be a multiple of {BLOCK}, at most 1 GiB",
                 self.piece_bytes

@@ -68,8 +68,8 @@ impl Faults {
         let Some(faults) = &self.0 else { return Ok(()) };
         match faults.fault(IoRequest { write, offset, len: *len }) {
             IoFault::None => Ok(()),
-            IoFault::Short(most) => {
-                *len = (*len).min((most - most % align).max(align));
+            IoFault::Short(max_len) => {
+                *len = (*len).min((max_len - max_len % align).max(align));
                 Ok(())
             }
             IoFault::Errno(errno) => Err(Some(io::Error::from_raw_os_error(errno))),

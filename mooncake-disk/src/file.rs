@@ -1,13 +1,14 @@
 //! Open files and block devices.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
-use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::{Path, PathBuf};
 
 use mooncake_core::{Error, ErrorCode, Result};
-use rustix::fs::OFlags;
+use mooncake_transport::private_files::{self, FileMode, Opening};
+use rustix::fs::{CWD, Mode, OFlags, openat};
 
 use crate::layout::BLOCK;
 
@@ -22,20 +23,23 @@ pub(crate) struct BlockFile {
 
 impl BlockFile {
     /// Opens a file for reading and writing, and creates it if missing. A regular file shorter than
-    /// `len` is extended to it, without allocating space.
+    /// `len` is extended to it, without allocating space. Files are private to this user.
     pub(crate) fn open(path: &Path, len: Option<u64>, direct: bool) -> Result<Self> {
         let cannot = |e: io::Error| cannot_open(path, e);
-        let plain = options().open(path).map_err(cannot)?;
-        let about = plain.metadata().map_err(cannot)?;
-        let device = about.file_type().is_block_device();
-        if !device && !about.is_file() {
+        let plain = match private_files::open_device(path).map_err(cannot)? {
+            Some(device) => device,
+            None => private_files::open(path, Opening::Create, FileMode::PRIVATE).map_err(cannot)?,
+        };
+        let metadata = plain.metadata().map_err(cannot)?;
+        let device = metadata.file_type().is_block_device();
+        if !device && !metadata.is_file() {
             return Err(Error::invalid(format!(
                 "cannot open {}: it is neither a file nor a block device",
                 path.display()
             )));
         }
         if let Some(len) = len {
-            let size = if device { size_of_device(&plain).map_err(cannot)? } else { about.len() };
+            let size = if device { size_of_device(&plain).map_err(cannot)? } else { metadata.len() };
             if device && size < len {
                 return Err(Error::invalid(format!(
                     "cannot open {}: it has {size} bytes, but {len} are needed",
@@ -51,10 +55,11 @@ impl BlockFile {
 
     /// Wraps a file that is already open at `path`.
     pub(crate) fn from_open(plain: File, path: &Path, direct: bool) -> Result<Self> {
-        let about = plain.metadata().map_err(|e| cannot_open(path, e))?;
-        let whole = about.file_type().is_block_device() || about.len().is_multiple_of(BLOCK);
-        let past_cache = direct && whole && about.len() != 0;
-        let opened = past_cache.then(|| open_direct(path)).flatten();
+        let metadata = plain.metadata().map_err(|e| cannot_open(path, e))?;
+        let is_block_multiple =
+            metadata.file_type().is_block_device() || metadata.len().is_multiple_of(BLOCK);
+        let bypass_cache = direct && is_block_multiple && metadata.len() != 0;
+        let opened = bypass_cache.then(|| open_direct(&plain)).flatten();
         let (file, align) = opened.map_or((plain, 1), |file| (file, BLOCK));
         Ok(Self { file, path: path.into(), align })
     }
@@ -72,20 +77,12 @@ impl BlockFile {
     }
 }
 
-fn options() -> OpenOptions {
-    let mut options = OpenOptions::new();
-    options.read(true).write(true).create(true).truncate(false);
-    options.custom_flags(OFlags::CLOEXEC.bits().cast_signed());
-    options
-}
-
-/// Opens a file with `O_DIRECT`. Returns `None` where the file system does not support it, or
-/// refuses the first block.
-fn open_direct(path: &Path) -> Option<File> {
-    let mut options = OpenOptions::new();
-    options.read(true).write(true);
-    options.custom_flags((OFlags::CLOEXEC | OFlags::DIRECT).bits().cast_signed());
-    let file = options.open(path).ok()?;
+/// Opens an open file once more, with `O_DIRECT`. Returns `None` where the file system does not
+/// support it, or refuses the first block.
+fn open_direct(plain: &File) -> Option<File> {
+    let path = format!("/proc/self/fd/{}", plain.as_raw_fd());
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::DIRECT;
+    let file = File::from(openat(CWD, path, flags, Mode::empty()).ok()?);
     let mut first = crate::buffer::Frame::new(BLOCK as usize).ok()?;
     file.read_at(&mut first, 0).ok()?;
     Some(file)

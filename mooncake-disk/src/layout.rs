@@ -2,16 +2,16 @@
 //!
 //! A store is two files. `objects` holds records at multiples of [`BLOCK`]: a header with the key
 //! and the checksums of the value, padded to blocks, then the value. `index` holds a header and
-//! then one note per put, appended. A note refers to a record and counts only if the header of the
-//! record agrees with it. Removing an object overwrites the first block of its record, so a removed
-//! object stays removed whatever happens to the index.
+//! then one entry per put, appended. An entry refers to a record and counts only if the header of
+//! the record agrees with it. Removing an object overwrites the first block of its record, so a
+//! removed object stays removed whatever happens to the index.
 //!
 //! All numbers are little endian; all checksums are CRC32C.
 //!
 //! ```text
 //! index header   magic 8 | version 4 | block 4 | store 16 | capacity 8 | zeros 20
 //!                | checksum of all before 4
-//! note           magic 4 | checksum of all behind 4 | seq 8 | offset 8 | value length 8
+//! index entry    magic 4 | checksum of all behind 4 | seq 8 | offset 8 | value length 8
 //!                | key length 4 | key
 //! record header  magic 4 | checksum of all behind 4 | version 4 | key length 4 | store 16 | seq 8
 //!                | value length 8 | key | checksum 4 per chunk | zeros
@@ -33,9 +33,9 @@ pub const MAX_VALUE: u64 = 1 << 40;
 pub const INDEX_HEADER: usize = 64;
 
 const INDEX_MAGIC: [u8; 8] = *b"mcdkindx";
-const NOTE_MAGIC: [u8; 4] = *b"mcnt";
+const INDEX_ENTRY_MAGIC: [u8; 4] = *b"mcnt";
 const RECORD_MAGIC: [u8; 4] = *b"mcob";
-const NOTE_FIXED: usize = 36;
+const INDEX_ENTRY_FIXED: usize = 36;
 const RECORD_FIXED: usize = 48;
 
 /// Returns the CRC32C of bytes.
@@ -91,9 +91,9 @@ impl IndexHeader {
     }
 }
 
-/// Entry of an index: the place of a put.
+/// Entry of an index: key, record and length of one put.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Note<'a> {
+pub struct IndexEntry<'a> {
     /// Sequence number of the put. The highest number of a key counts.
     pub seq: u64,
     /// Offset of the record in the file of objects.
@@ -104,27 +104,27 @@ pub struct Note<'a> {
     pub key: &'a [u8],
 }
 
-/// Result of [`Note::parse`].
+/// Result of [`IndexEntry::parse`].
 #[derive(Debug, PartialEq, Eq)]
 pub enum Parsed<'a> {
-    /// Complete note, and its length in bytes.
-    Whole(Note<'a>, usize),
-    /// Possible note, if there are at least so many bytes.
-    More(usize),
-    /// No note.
-    Bad,
+    /// Complete entry, and its length in bytes.
+    Complete(IndexEntry<'a>, usize),
+    /// Possible entry, if there are at least so many bytes.
+    Incomplete(usize),
+    /// No entry.
+    Invalid,
 }
 
-impl<'a> Note<'a> {
+impl<'a> IndexEntry<'a> {
     /// Returns the length in bytes.
     pub fn encoded_len(&self) -> usize {
-        NOTE_FIXED + self.key.len()
+        INDEX_ENTRY_FIXED + self.key.len()
     }
 
-    /// Appends the encoded note.
+    /// Appends the encoded entry.
     pub fn encode(&self, out: &mut Vec<u8>) {
         let start = out.len();
-        out.extend_from_slice(&NOTE_MAGIC);
+        out.extend_from_slice(&INDEX_ENTRY_MAGIC);
         out.extend_from_slice(&[0; 4]);
         out.extend_from_slice(&self.seq.to_le_bytes());
         out.extend_from_slice(&self.offset.to_le_bytes());
@@ -136,24 +136,26 @@ impl<'a> Note<'a> {
         out[start + 4..start + 8].copy_from_slice(&sum.to_le_bytes());
     }
 
-    /// Parses the note at the start of the bytes.
+    /// Parses the entry at the start of the bytes.
     pub fn parse(bytes: &'a [u8]) -> Parsed<'a> {
-        if !bytes.starts_with(&NOTE_MAGIC[..bytes.len().min(4)]) {
-            return Parsed::Bad;
+        if !bytes.starts_with(&INDEX_ENTRY_MAGIC[..bytes.len().min(4)]) {
+            return Parsed::Invalid;
         }
-        let Some(fixed) = bytes.first_chunk::<NOTE_FIXED>() else { return Parsed::More(NOTE_FIXED) };
+        let Some(fixed) = bytes.first_chunk::<INDEX_ENTRY_FIXED>() else {
+            return Parsed::Incomplete(INDEX_ENTRY_FIXED);
+        };
         let field = |at| u64_at(fixed, at).unwrap_or(u64::MAX);
         let (seq, offset, value_len) = (field(8), field(16), field(24));
         let key_len = u32_at(fixed, 32).map_or(usize::MAX, |n| n as usize);
         if key_len > MAX_KEY || value_len > MAX_VALUE || !offset.is_multiple_of(BLOCK) {
-            return Parsed::Bad;
+            return Parsed::Invalid;
         }
-        let len = NOTE_FIXED + key_len;
-        let Some(whole) = bytes.get(..len) else { return Parsed::More(len) };
-        if u32_at(fixed, 4) != Some(sum(&whole[8..])) {
-            return Parsed::Bad;
+        let len = INDEX_ENTRY_FIXED + key_len;
+        let Some(encoded) = bytes.get(..len) else { return Parsed::Incomplete(len) };
+        if u32_at(fixed, 4) != Some(sum(&encoded[8..])) {
+            return Parsed::Invalid;
         }
-        Parsed::Whole(Note { seq, offset, value_len, key: &whole[NOTE_FIXED..] }, len)
+        Parsed::Complete(IndexEntry { seq, offset, value_len, key: &encoded[INDEX_ENTRY_FIXED..] }, len)
     }
 }
 
@@ -162,7 +164,7 @@ impl<'a> Note<'a> {
 pub struct Record<'a> {
     /// Number of the store.
     pub store: u128,
-    /// Sequence number of the put, as in its note.
+    /// Sequence number of the put, as in its index entry.
     pub seq: u64,
     /// Length of the value in bytes.
     pub value_len: u64,
@@ -213,16 +215,16 @@ impl<'a> Record<'a> {
         }
         let keys = RECORD_FIXED + key_len;
         let end = keys.checked_add(usize::try_from(4 * chunks(value_len)).ok()?)?;
-        let whole = bytes.get(..end)?;
-        if u32_at(fixed, 4)? != sum(&whole[8..]) {
+        let encoded = bytes.get(..end)?;
+        if u32_at(fixed, 4)? != sum(&encoded[8..]) {
             return None;
         }
         Some(Self {
             store: u128::from_le_bytes(*fixed.get(16..32)?.first_chunk()?),
             seq: u64_at(fixed, 32)?,
             value_len,
-            key: &whole[RECORD_FIXED..keys],
-            sums: whole[keys..].chunks_exact(4).filter_map(|sum| u32_at(sum, 0)).collect(),
+            key: &encoded[RECORD_FIXED..keys],
+            sums: encoded[keys..].chunks_exact(4).filter_map(|sum| u32_at(sum, 0)).collect(),
         })
     }
 }
@@ -250,8 +252,8 @@ mod tests {
     #[test]
     fn every_flip_and_every_cut_is_detected() {
         let header = IndexHeader { version: VERSION, store: 7 << 100, capacity: 1 << 30 }.encode();
-        let mut note = Vec::new();
-        Note { seq: 3, offset: 8192, value_len: 100, key: b"a key" }.encode(&mut note);
+        let mut index_entry = Vec::new();
+        IndexEntry { seq: 3, offset: 8192, value_len: 100, key: b"a key" }.encode(&mut index_entry);
         let value = vec![5u8; CHUNK + 3];
         let record =
             Record { store: 1, seq: 3, value_len: value.len() as u64, key: b"a key", sums: sums(&value) };
@@ -261,23 +263,23 @@ mod tests {
         assert_eq!(Record::decode(&head[..used]), Some(record));
         for bit in 0..8 {
             for at in 0..INDEX_HEADER {
-                let mut bad = header;
-                bad[at] ^= 1 << bit;
-                assert_eq!(IndexHeader::decode(&bad), None, "byte {at}");
+                let mut corrupted = header;
+                corrupted[at] ^= 1 << bit;
+                assert_eq!(IndexHeader::decode(&corrupted), None, "byte {at}");
             }
-            for at in 0..note.len() {
-                let mut bad = note.clone();
-                bad[at] ^= 1 << bit;
-                assert!(!matches!(Note::parse(&bad), Parsed::Whole(..)), "byte {at}");
+            for at in 0..index_entry.len() {
+                let mut corrupted = index_entry.clone();
+                corrupted[at] ^= 1 << bit;
+                assert!(!matches!(IndexEntry::parse(&corrupted), Parsed::Complete(..)), "byte {at}");
             }
             for at in 0..used {
-                let mut bad = head.clone();
-                bad[at] ^= 1 << bit;
-                assert_eq!(Record::decode(&bad), None, "byte {at}");
+                let mut corrupted = head.clone();
+                corrupted[at] ^= 1 << bit;
+                assert_eq!(Record::decode(&corrupted), None, "byte {at}");
             }
         }
-        for len in 0..note.len() {
-            assert!(matches!(Note::parse(&note[..len]), Parsed::More(_)), "{len} bytes");
+        for len in 0..index_entry.len() {
+            assert!(matches!(IndexEntry::parse(&index_entry[..len]), Parsed::Incomplete(_)), "{len} bytes");
         }
         assert!((0..used).all(|len| Record::decode(&head[..len]).is_none()));
     }
@@ -288,10 +290,10 @@ mod tests {
         #[test]
         fn what_is_written_is_read(seq: u64, store: u128, blocks in 0u64..1 << 40, key in prop::collection::vec(any::<u8>(), 0..200),
                                    value in prop::collection::vec(any::<u8>(), 0..3000), front in prop::collection::vec(any::<u8>(), 0..9)) {
-            let note = Note { seq, offset: blocks * BLOCK, value_len: value.len() as u64, key: &key };
+            let index_entry = IndexEntry { seq, offset: blocks * BLOCK, value_len: value.len() as u64, key: &key };
             let mut out = front.clone();
-            note.encode(&mut out);
-            prop_assert_eq!(Note::parse(&out[front.len()..]), Parsed::Whole(note.clone(), note.encoded_len()));
+            index_entry.encode(&mut out);
+            prop_assert_eq!(IndexEntry::parse(&out[front.len()..]), Parsed::Complete(index_entry.clone(), index_entry.encoded_len()));
             let record = Record { store, seq, value_len: value.len() as u64, key: &key, sums: sums(&value) };
             let mut out = vec![0; header_len(key.len(), value.len() as u64) as usize];
             record.encode(&mut out);
@@ -299,10 +301,10 @@ mod tests {
         }
 
         #[test]
-        fn noise_is_never_a_note_or_record(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        fn noise_is_never_an_entry_or_record(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             prop_assert_eq!(IndexHeader::decode(&bytes), None);
             prop_assert_eq!(Record::decode(&bytes), None);
-            prop_assert!(!matches!(Note::parse(&bytes), Parsed::Whole(..)));
+            prop_assert!(!matches!(IndexEntry::parse(&bytes), Parsed::Complete(..)));
         }
     }
 }

@@ -8,6 +8,7 @@ mod config;
 #[cfg_attr(not(feature = "testkit"), path = "fault/absent.rs")]
 mod fault;
 mod file;
+mod file_ranges;
 #[allow(unsafe_code)]
 mod io;
 pub mod layout;
@@ -16,7 +17,6 @@ mod recover;
 #[allow(unsafe_code)]
 mod run;
 mod segment;
-mod space;
 mod stats;
 mod store;
 #[allow(unsafe_code)]
@@ -28,7 +28,7 @@ pub use fault::Faults;
 #[cfg(feature = "testkit")]
 pub use fault::{IoFault, IoFaults, IoRequest};
 pub use io::RunningEngine;
-pub use recover::Recovery;
+pub use recover::{LockedDir, Recovery};
 pub use segment::{DiskSegment, OpenSegment};
 pub use stats::DiskStats;
 pub use store::{FileStore, Put, StoreStats};

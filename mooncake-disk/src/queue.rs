@@ -21,7 +21,7 @@ use slab::Slab;
 
 use crate::fault::Faults;
 use crate::file::BlockFile;
-use crate::space::Use;
+use crate::file_ranges::RangeUse;
 use crate::stats::{Counters, add};
 
 /// Request of at most `piece_bytes`, with everything that it needs until it is complete.
@@ -32,7 +32,7 @@ pub(crate) struct Job {
     pub(crate) key: usize,
     pub(crate) opcode: Opcode,
     /// Use of the file range, which keeps it from being closed.
-    pub(crate) used: Use<SharedFile>,
+    pub(crate) used: RangeUse<SharedFile>,
     /// Offset of the first byte in the file.
     pub(crate) start: u64,
     /// Memory of the caller.
@@ -76,7 +76,7 @@ pub(crate) struct SharedFile {
 #[derive(Debug, Default)]
 struct Claims {
     last: u64,
-    held: Vec<Claim>,
+    active: Vec<Claim>,
     waiting: Vec<Job>,
 }
 
@@ -108,7 +108,7 @@ impl SharedFile {
         }
         let mut claims = self.claims.lock();
         if claims.waiting.iter().any(|other| collide(&claim_of(other), &claim_of(&job)))
-            || claims.held.iter().any(|held| collide(held, &claim_of(&job)))
+            || claims.active.iter().any(|active| collide(active, &claim_of(&job)))
         {
             claims.waiting.push(job);
             return None;
@@ -120,24 +120,24 @@ impl SharedFile {
     /// Ends the claim of a job. Returns the jobs that may start now.
     pub(crate) fn release(&self, id: u64) -> Vec<Job> {
         let mut claims = self.claims.lock();
-        claims.held.retain(|claim| claim.id != id);
+        claims.active.retain(|claim| claim.id != id);
         if claims.waiting.is_empty() {
             return Vec::new();
         }
         let mut free = Vec::new();
-        let mut still = Vec::new();
+        let mut waiting = Vec::new();
         for mut job in std::mem::take(&mut claims.waiting) {
             let claim = claim_of(&job);
-            let blocked = claims.held.iter().any(|held| collide(held, &claim))
-                || still.iter().any(|other| collide(&claim_of(other), &claim));
+            let blocked = claims.active.iter().any(|active| collide(active, &claim))
+                || waiting.iter().any(|other| collide(&claim_of(other), &claim));
             if blocked {
-                still.push(job);
+                waiting.push(job);
             } else {
                 claims.hold(&mut job);
                 free.push(job);
             }
         }
-        claims.waiting = still;
+        claims.waiting = waiting;
         free
     }
 }
@@ -146,7 +146,7 @@ impl Claims {
     fn hold(&mut self, job: &mut Job) {
         self.last += 1;
         job.claim = Some(self.last);
-        self.held.push(Claim { id: self.last, ..claim_of(job) });
+        self.active.push(Claim { id: self.last, ..claim_of(job) });
     }
 }
 
@@ -181,9 +181,9 @@ struct QueueState {
     ready: VecDeque<Job>,
     parked: Slab<Parked>,
     /// Time of the next check of the watch thread.
-    next_look: Option<Moment>,
+    next_check: Option<Moment>,
     /// Time of the last completed job, or when the first pending one arrived.
-    moved: Moment,
+    last_progress: Moment,
     closed: bool,
 }
 
@@ -217,7 +217,7 @@ impl Queue {
             return Err(done);
         }
         if state.parked.is_empty() {
-            state.moved = self.clock.now();
+            state.last_progress = self.clock.now();
         }
         self.schedule_check(&mut state, deadline);
         Ok(state.parked.insert(Parked { deadline, done: Some(done) }))
@@ -225,9 +225,9 @@ impl Queue {
 
     fn schedule_check(&self, state: &mut QueueState, deadline: Option<Moment>) {
         if let Some(deadline) = deadline
-            && state.next_look.is_none_or(|at| deadline < at)
+            && state.next_check.is_none_or(|at| deadline < at)
         {
-            state.next_look = Some(deadline);
+            state.next_check = Some(deadline);
             self.watch.notify_one();
         }
     }
@@ -237,7 +237,7 @@ impl Queue {
         let mut state = self.state.lock();
         if state.closed {
             drop(state);
-            return self.retire(job, Err(gone()));
+            return self.retire(job, Err(closed_error()));
         }
         state.ready.push_back(job);
     }
@@ -291,7 +291,7 @@ impl Queue {
     }
 
     /// Returns whether a deadline has passed.
-    pub(crate) fn is_late(&self, deadline: Option<Moment>) -> bool {
+    pub(crate) fn is_expired(&self, deadline: Option<Moment>) -> bool {
         deadline.is_some_and(|deadline| self.clock.now() >= deadline)
     }
 
@@ -306,7 +306,7 @@ impl Queue {
     pub(crate) fn end(&self, job: Job, done: Option<Completion>, result: Result<()>) {
         let parked = {
             let mut state = self.state.lock();
-            state.moved = self.clock.now();
+            state.last_progress = self.clock.now();
             let parked = state.parked.contains(job.key).then(|| state.parked.remove(job.key));
             parked.and_then(|parked| parked.done)
         };
@@ -329,7 +329,7 @@ impl Queue {
         let state = self.state.lock();
         match state.parked.is_empty() {
             true => Duration::ZERO,
-            false => self.clock.now().since(state.moved),
+            false => self.clock.now().since(state.last_progress),
         }
     }
 
@@ -363,7 +363,7 @@ impl Queue {
             std::mem::take(&mut state.ready)
         };
         for job in waiting {
-            self.retire(job, Err(gone()));
+            self.retire(job, Err(closed_error()));
         }
         self.work.notify_all();
         self.watch.notify_all();
@@ -376,22 +376,22 @@ impl Queue {
         let mut state = self.state.lock();
         loop {
             let now = self.clock.now();
-            let late: Vec<Completion> = state
+            let expired: Vec<Completion> = state
                 .parked
                 .iter_mut()
                 .filter(|(_, parked)| parked.deadline.is_some_and(|at| at <= now))
                 .filter_map(|(_, parked)| parked.done.take())
                 .collect();
-            if !late.is_empty() {
+            if !expired.is_empty() {
                 drop(state);
-                add(&self.counters.timeouts, late.len() as u64);
-                late.into_iter().for_each(|done| done.finish(Err(crate::queue::late())));
+                add(&self.counters.timeouts, expired.len() as u64);
+                expired.into_iter().for_each(|done| done.finish(Err(crate::queue::deadline_error())));
                 state = self.state.lock();
                 continue;
             }
             let open = state.parked.iter().filter(|(_, parked)| parked.done.is_some());
-            state.next_look = open.filter_map(|(_, parked)| parked.deadline).min();
-            match state.next_look {
+            state.next_check = open.filter_map(|(_, parked)| parked.deadline).min();
+            match state.next_check {
                 // At least a millisecond, so that a stopped clock costs little.
                 Some(at) => {
                     let span = at.since(now).max(Duration::from_millis(1));
@@ -410,10 +410,10 @@ impl fmt::Debug for Queue {
     }
 }
 
-pub(crate) fn late() -> Error {
+pub(crate) fn deadline_error() -> Error {
     Error::new(ErrorCode::RpcTimeout, "disk did not answer before the deadline")
 }
 
-pub(crate) fn gone() -> Error {
+pub(crate) fn closed_error() -> Error {
     Error::new(ErrorCode::TransferFail, "disk is closed")
 }

@@ -1,21 +1,24 @@
 //! Recovery of the objects of a store.
 
 use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use mooncake_core::clock::Rng;
 use mooncake_core::fault_injection::is_planted;
 use mooncake_core::fork::ParentOnly;
 use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_transport::private_files::{self, FileMode, Folder, Opening};
 use mooncake_transport::transfer::{self, Transfer};
 use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+use tracing::info;
 
 use crate::buffer::Frame;
 use crate::file::cannot_open;
-use crate::layout::{INDEX_HEADER, IndexHeader, Note, Parsed, Record, VERSION, header_len, record_len};
+use crate::layout::{INDEX_HEADER, IndexEntry, IndexHeader, Parsed, Record, VERSION, header_len, record_len};
 use crate::segment::DiskSegment;
 use crate::transport::DiskTransport;
 
@@ -26,9 +29,9 @@ pub struct Recovery {
     pub objects: u64,
     /// Bytes of their values.
     pub bytes: u64,
-    /// Number of notes without their record: mostly removed objects, and damaged ones.
+    /// Number of index entries without their record: mostly removed objects, and damaged ones.
     pub dropped: u64,
-    /// Bytes of the index that are not notes: cut off by a crash, or damaged.
+    /// Bytes of the index that are not entries: cut off by a crash, or damaged.
     pub skipped_bytes: u64,
     /// True if the index was present and unreadable; the store is empty.
     pub index_lost: bool,
@@ -38,7 +41,7 @@ pub struct Recovery {
 }
 
 /// Recovered object.
-pub(crate) struct Survivor {
+pub(crate) struct RecoveredObject {
     pub(crate) key: Vec<u8>,
     pub(crate) seq: u64,
     pub(crate) offset: u64,
@@ -46,16 +49,81 @@ pub(crate) struct Survivor {
     pub(crate) sums: Vec<u32>,
 }
 
-/// Lock on a directory for this process.
+/// Directory of a store that this process has locked. Unlocked on drop.
 #[derive(Debug)]
-pub(crate) struct Lock(ParentOnly<File>);
+pub struct LockedDir {
+    path: PathBuf,
+    lock: ParentOnly<File>,
+}
 
-impl Drop for Lock {
+impl LockedDir {
+    /// Creates a directory if it is missing, and locks it. Other users have no access to the
+    /// directory, unless it has other contents, too.
+    ///
+    /// # Errors
+    ///
+    /// Returns `FILE_LOCK_FAIL` with the process that holds the directory. The message of others
+    /// says whether the directory belongs to another user or cannot be written.
+    pub fn lock(path: &Path) -> Result<Self> {
+        let lock = Files { dir: path.to_owned() }.lock()?;
+        Ok(Self { path: path.to_owned(), lock })
+    }
+
+    /// Locks a directory that several processes are given. The first of them gets the directory
+    /// itself, each other one the first free of its subdirectories `worker-1`, `worker-2` and so
+    /// on. As many processes as before therefore find the stores of all of them.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`lock`](Self::lock). Returns `FILE_LOCK_FAIL` if all subdirectories are in use.
+    pub fn lock_shared(path: &Path) -> Result<Self> {
+        let is_in_use = |error: &Error| error.code() == ErrorCode::FileLockFail;
+        let in_use_error = match Self::lock(path) {
+            Err(error) if is_in_use(&error) && !is_planted("one-worker-per-folder") => error,
+            locked => return locked,
+        };
+        for number in 1..=MAX_WORKERS {
+            match Self::lock(&path.join(format!("{WORKER}{number}"))) {
+                Err(error) if is_in_use(&error) => {}
+                Ok(locked) => {
+                    info!(dir = %locked.path.display(), "directory of the disk cache has other users: {in_use_error}");
+                    return Ok(locked);
+                }
+                failed => return failed,
+            }
+        }
+        Err(in_use_error.context(format!("{MAX_WORKERS} processes share the directory already")))
+    }
+
+    /// Returns the path of the directory.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for LockedDir {
     fn drop(&mut self) {
         // Unlocked explicitly, because a forked child that has not become another program yet has
         // the file open too.
-        let _ = flock(&*self.0, FlockOperation::Unlock);
+        let _ = flock(&*self.lock, FlockOperation::Unlock);
     }
+}
+
+const INDEX: &str = "index";
+const NEW_INDEX: &str = "index.new";
+const OBJECTS: &str = "objects";
+const LOCK: &str = "lock";
+/// Name of an index of another version, before its number.
+const OTHER_VERSION: &str = "index.version-";
+/// Name of the directory of a further process, before its number.
+const WORKER: &str = "worker-";
+/// Maximum number of such directories.
+const MAX_WORKERS: usize = 1024;
+
+fn is_own_name(name: &OsStr) -> bool {
+    let name = name.to_string_lossy();
+    let is_worker = name.strip_prefix(WORKER).is_some_and(|number| number.parse::<usize>().is_ok());
+    [INDEX, NEW_INDEX, OBJECTS, LOCK].contains(&&*name) || name.starts_with(OTHER_VERSION) || is_worker
 }
 
 /// Paths of the files of a store in its directory.
@@ -66,147 +134,148 @@ pub(crate) struct Files {
 
 impl Files {
     pub(crate) fn index(&self) -> PathBuf {
-        self.dir.join("index")
-    }
-
-    pub(crate) fn new_index(&self) -> PathBuf {
-        self.dir.join("index.new")
+        self.dir.join(INDEX)
     }
 
     pub(crate) fn objects(&self) -> PathBuf {
-        self.dir.join("objects")
+        self.dir.join(OBJECTS)
     }
 
-    /// Creates the directory if it is missing, and locks it until the file is closed.
+    /// Creates the directory if it is missing, and locks it until the file is closed. Other users
+    /// have no access to the directory, unless it has other contents, too.
     ///
     /// # Errors
     ///
     /// The message names the process that holds the directory, its owner, or why it cannot be
     /// written.
-    pub(crate) fn take(&self) -> Result<Lock> {
-        let shown = self.dir.display();
-        std::fs::create_dir_all(&self.dir).map_err(|e| cannot_open(&self.dir, e))?;
-        let about = std::fs::metadata(&self.dir).map_err(|e| cannot_open(&self.dir, e))?;
-        let (owner, me) = (about.uid(), rustix::process::geteuid().as_raw());
-        if owner != me {
-            return Err(Error::new(
+    fn lock(&self) -> Result<ParentOnly<File>> {
+        let dir = self.dir.display();
+        let folder = Folder::own(&self.dir).map_err(|e| cannot_open(&self.dir, e))?;
+        let path = self.dir.join(LOCK);
+        let open = folder.file(LOCK, Opening::Create, FileMode::PRIVATE);
+        let mut file = open.map_err(|e| match e.raw_os_error() {
+            Some(libc::EACCES | libc::EPERM | libc::EROFS) => Error::new(
                 ErrorCode::FileOpenFail,
-                format!(
-                    "cannot use {shown}: it belongs to user {owner}, and this process runs as user {me}; change the owner or use another directory"
-                ),
-            ));
-        }
-        let path = self.dir.join("lock");
-        let open =
-            std::fs::OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
-        let mut file = open.map_err(|e| match e.kind() {
-            io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => Error::new(
-                ErrorCode::FileOpenFail,
-                format!("{shown} cannot be written: {e}; use a writable directory for the disk cache"),
+                format!("{dir} cannot be written: {e}; use a writable directory for the disk cache"),
             )
             .with_source(e),
             _ => cannot_open(&path, e),
         })?;
-        if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+        if let Err(errno) = flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            if errno != Errno::WOULDBLOCK {
+                return Err(cannot_open(&path, errno.into()));
+            }
             let mut holder = String::new();
             let _ = file.read_to_string(&mut holder);
             let holder =
                 if holder.is_empty() { "another process".into() } else { format!("process {holder}") };
             return Err(Error::new(
                 ErrorCode::FileLockFail,
-                format!("{shown} is in use by {holder}; every client needs a directory of its own"),
+                format!("{dir} is in use by {holder}; every store needs a directory of its own"),
             ));
         }
+        folder.narrow_if(is_own_name).map_err(|e| cannot_open(&self.dir, e))?;
         // The process id serves only the message above, so a failed write is ignored.
         let _ = file.set_len(0).and_then(|()| file.write_all(std::process::id().to_string().as_bytes()));
-        Ok(Lock(ParentOnly::new(file)))
+        Ok(ParentOnly::new(file))
     }
 
-    /// Reads the index: its header, if there is one, and the newest note of each key.
-    pub(crate) fn read_index(&self, found: &mut Recovery) -> Result<OldIndex> {
+    /// Reads the index: its header, if there is one, and the newest entry of each key.
+    pub(crate) fn read_index(&self, recovery: &mut Recovery) -> Result<OldIndex> {
         let path = self.index();
         let half = || u128::from(Rng::from_os().next_u64());
-        let fresh = || OldIndex { store: half() << 64 | half(), last_seq: 0, len: None, notes: Vec::new() };
-        let file = match File::open(&path) {
+        let empty =
+            || OldIndex { store: half() << 64 | half(), last_seq: 0, len: None, index_entries: Vec::new() };
+        let file = match private_files::open(&path, Opening::Read, FileMode::PRIVATE) {
             Ok(file) => file,
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(fresh()),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(empty()),
             Err(e) => return Err(cannot_open(&path, e)),
         };
         let mut reader = LookaheadReader::new(file);
         let failed = |e: io::Error| {
             Error::new(ErrorCode::FileReadFail, format!("cannot read {}: {e}", path.display())).with_source(e)
         };
-        let header = IndexHeader::decode(reader.at_least(INDEX_HEADER).map_err(failed)?);
+        let header = IndexHeader::decode(reader.peek(INDEX_HEADER).map_err(failed)?);
         let Some(header) = header else {
-            found.index_lost = true;
-            return Ok(fresh());
+            recovery.index_lost = true;
+            return Ok(empty());
         };
         if header.version != VERSION {
             if is_planted("refuse-other-disk-version") {
                 return Err(Error::new(ErrorCode::InvalidVersion, "cannot read index: unknown version"));
             }
             // Records count only with their index, so the new store never finds them.
-            let aside = self.dir.join(format!("index.version-{}", header.version));
-            std::fs::rename(&path, &aside).map_err(|e| cannot_open(&aside, e))?;
-            found.other_version = Some(header.version);
-            return Ok(fresh());
+            let renamed_index = format!("{OTHER_VERSION}{}", header.version);
+            let renamed = Folder::open(&self.dir).and_then(|folder| folder.rename(INDEX, &renamed_index));
+            renamed.map_err(|e| cannot_open(&self.dir.join(&renamed_index), e))?;
+            recovery.other_version = Some(header.version);
+            return Ok(empty());
         }
         reader.consume(INDEX_HEADER);
-        let mut newest: HashMap<Vec<u8>, OwnedNote> = HashMap::new();
+        let mut newest: HashMap<Vec<u8>, OwnedIndexEntry> = HashMap::new();
         let mut last_seq = 0;
-        while let Some(note) = next_note(&mut reader, &mut found.skipped_bytes).map_err(failed)? {
-            last_seq = last_seq.max(note.seq);
-            let older = newest.get(&note.key).is_some_and(|known| known.seq > note.seq);
+        while let Some(index_entry) =
+            next_index_entry(&mut reader, &mut recovery.skipped_bytes).map_err(failed)?
+        {
+            last_seq = last_seq.max(index_entry.seq);
+            let older = newest.get(&index_entry.key).is_some_and(|known| known.seq > index_entry.seq);
             if !older {
-                newest.insert(note.key.clone(), note);
+                newest.insert(index_entry.key.clone(), index_entry);
             }
         }
-        let len = std::fs::metadata(&path).map_err(failed)?.len();
-        Ok(OldIndex { store: header.store, last_seq, len: Some(len), notes: newest.into_values().collect() })
+        let len = reader.file.metadata().map_err(failed)?.len();
+        Ok(OldIndex {
+            store: header.store,
+            last_seq,
+            len: Some(len),
+            index_entries: newest.into_values().collect(),
+        })
     }
 }
 
 /// Content of an index.
 pub(crate) struct OldIndex {
     pub(crate) store: u128,
-    /// Highest sequence number in the index, notes that no longer count included: no later record
+    /// Highest sequence number in the index, entries that no longer count included: no later record
     /// may match one of them.
     pub(crate) last_seq: u64,
     /// Length of the index, if it can be extended.
     pub(crate) len: Option<u64>,
-    pub(crate) notes: Vec<OwnedNote>,
+    pub(crate) index_entries: Vec<OwnedIndexEntry>,
 }
 
-/// Note read from a file.
+/// Index entry read from a file.
 #[derive(Debug)]
-pub(crate) struct OwnedNote {
+pub(crate) struct OwnedIndexEntry {
     seq: u64,
     offset: u64,
     value_len: u64,
     key: Vec<u8>,
 }
 
-fn next_note(reader: &mut LookaheadReader, skipped: &mut u64) -> io::Result<Option<OwnedNote>> {
+fn next_index_entry(reader: &mut LookaheadReader, skipped: &mut u64) -> io::Result<Option<OwnedIndexEntry>> {
     let mut need = 4;
     loop {
-        let bytes = reader.at_least(need)?;
+        let bytes = reader.peek(need)?;
         if bytes.is_empty() {
             return Ok(None);
         }
-        let skip = match Note::parse(bytes) {
-            Parsed::Whole(note, used) => {
-                let Note { seq, offset, value_len, key } = note;
-                let note = OwnedNote { seq, offset, value_len, key: key.to_vec() };
+        let skip = match IndexEntry::parse(bytes) {
+            Parsed::Complete(index_entry, used) => {
+                let IndexEntry { seq, offset, value_len, key } = index_entry;
+                let index_entry = OwnedIndexEntry { seq, offset, value_len, key: key.to_vec() };
                 reader.consume(used);
-                return Ok(Some(note));
+                return Ok(Some(index_entry));
             }
-            Parsed::More(more) if bytes.len() >= need => {
-                need = more;
+            Parsed::Incomplete(needed) if bytes.len() >= need => {
+                need = needed;
                 continue;
             }
-            // The note is cut off by a crash, or overwritten: the next one may begin anywhere
+            // The entry is cut off by a crash, or overwritten: the next one may begin anywhere
             // behind it.
-            Parsed::More(_) | Parsed::Bad => 1 + bytes[1..].iter().take_while(|b| **b != b'm').count(),
+            Parsed::Incomplete(_) | Parsed::Invalid => {
+                1 + bytes[1..].iter().take_while(|b| **b != b'm').count()
+            }
         };
         *skipped += skip as u64;
         reader.consume(skip);
@@ -228,7 +297,7 @@ impl LookaheadReader {
     }
 
     /// Returns the next bytes: so many or more, fewer at the end of the file.
-    fn at_least(&mut self, len: usize) -> io::Result<&[u8]> {
+    fn peek(&mut self, len: usize) -> io::Result<&[u8]> {
         while self.bytes.len() - self.from < len && !self.ended {
             self.bytes.drain(..self.from);
             self.from = 0;
@@ -251,62 +320,62 @@ impl LookaheadReader {
     }
 }
 
-/// Returns the recovered objects: notes whose records are present, newest first. Headers are read
-/// many at a time.
-pub(crate) fn survivors(
+/// Returns the recovered objects: index entries whose records are present, newest first. Headers
+/// are read many at a time.
+pub(crate) fn recover_objects(
     transport: &DiskTransport,
     data: &DiskSegment,
     store: u128,
-    mut notes: Vec<OwnedNote>,
-    found: &mut Recovery,
-) -> Result<Vec<Survivor>> {
-    const AT_ONCE: usize = 256;
-    let all = notes.len() as u64;
-    let fits = |note: &OwnedNote| {
-        let len = record_len(note.key.len(), note.value_len);
-        note.offset.checked_add(len).is_some_and(|end| end <= data.len())
+    mut index_entries: Vec<OwnedIndexEntry>,
+    recovery: &mut Recovery,
+) -> Result<Vec<RecoveredObject>> {
+    const BATCH: usize = 256;
+    let all = index_entries.len() as u64;
+    let fits = |index_entry: &OwnedIndexEntry| {
+        let len = record_len(index_entry.key.len(), index_entry.value_len);
+        index_entry.offset.checked_add(len).is_some_and(|end| end <= data.len())
     };
-    notes.retain(fits);
-    notes.sort_unstable_by_key(|note| std::cmp::Reverse(note.seq));
-    let mut there = Vec::with_capacity(notes.len());
-    for some in notes.chunks(AT_ONCE) {
-        let reads = some.iter().map(|note| {
-            let header = usize::try_from(header_len(note.key.len(), note.value_len))
+    index_entries.retain(fits);
+    index_entries.sort_unstable_by_key(|index_entry| std::cmp::Reverse(index_entry.seq));
+    let mut recovered = Vec::with_capacity(index_entries.len());
+    for batch in index_entries.chunks(BATCH) {
+        let reads = batch.iter().map(|index_entry| {
+            let header = usize::try_from(header_len(index_entry.key.len(), index_entry.value_len))
                 .map_err(|_| Error::invalid("cannot read record: header exceeds the address space"))?;
-            Ok(Transfer::new(data.addr() + note.offset, Frame::new(header)?))
+            Ok(Transfer::new(data.addr() + index_entry.offset, Frame::new(header)?))
         });
         let reads: Vec<_> = reads.collect::<Result<_>>()?;
-        let ticket = transfer::read(transport, &transport.own(), reads, None);
+        let ticket = transfer::read(transport, &transport.own_peer(), reads, None);
         let (results, reads) = ticket.results().wait();
-        for ((note, result), read) in some.iter().zip(results).zip(reads) {
+        for ((index_entry, result), read) in batch.iter().zip(results).zip(reads) {
             // A block that cannot be read costs one object.
             let Some(record) = result.ok().and_then(|()| Record::decode(&read.buffer)) else { continue };
-            let same = record.store == store
-                && record.seq == note.seq
-                && record.value_len == note.value_len
-                && record.key == note.key;
-            if same {
-                there.push(Survivor {
-                    key: note.key.clone(),
-                    seq: note.seq,
-                    offset: note.offset,
-                    value_len: note.value_len,
+            let is_same = record.store == store
+                && record.seq == index_entry.seq
+                && record.value_len == index_entry.value_len
+                && record.key == index_entry.key;
+            if is_same {
+                recovered.push(RecoveredObject {
+                    key: index_entry.key.clone(),
+                    seq: index_entry.seq,
+                    offset: index_entry.offset,
+                    value_len: index_entry.value_len,
                     sums: record.sums,
                 });
             }
         }
     }
-    found.dropped = all - there.len() as u64;
-    Ok(there)
+    recovery.dropped = all - recovered.len() as u64;
+    Ok(recovered)
 }
 
 /// Writes a new index beside the old one and replaces it.
 pub(crate) fn write_index<'a>(
     files: &Files,
     header: IndexHeader,
-    notes: impl Iterator<Item = Note<'a>>,
+    index_entries: impl Iterator<Item = IndexEntry<'a>>,
 ) -> Result<u64> {
-    let path = files.new_index();
+    let path = files.dir.join(NEW_INDEX);
     let failed = |e: io::Error| {
         let code = match e.raw_os_error() {
             Some(libc::ENOSPC | libc::EDQUOT) => ErrorCode::NoAvailableHandle,
@@ -315,10 +384,12 @@ pub(crate) fn write_index<'a>(
         Error::new(code, format!("cannot write {}: {e}", path.display())).with_source(e)
     };
     let mut bytes = header.encode().to_vec();
-    let mut file = File::create(&path).map_err(failed)?;
+    let folder = Folder::open(&files.dir).map_err(failed)?;
+    folder.remove_if_present(NEW_INDEX).map_err(failed)?;
+    let mut file = folder.file(NEW_INDEX, Opening::New, FileMode::PRIVATE).map_err(failed)?;
     let mut len = 0;
-    for note in notes {
-        note.encode(&mut bytes);
+    for index_entry in index_entries {
+        index_entry.encode(&mut bytes);
         if bytes.len() >= 1 << 20 {
             file.write_all(&bytes).map_err(failed)?;
             len += bytes.len() as u64;
@@ -327,13 +398,9 @@ pub(crate) fn write_index<'a>(
     }
     file.write_all(&bytes).and_then(|()| file.sync_data()).map_err(failed)?;
     len += bytes.len() as u64;
-    std::fs::rename(&path, files.index()).map_err(failed)?;
-    sync_dir(&files.dir);
+    folder.rename(NEW_INDEX, INDEX).map_err(failed)?;
+    // On a file system that cannot flush names, a power failure loses the index, and with it the
+    // cache.
+    let _ = folder.sync();
     Ok(len)
-}
-
-/// Flushes the directory, so that the new name is on the disk. On a file system that cannot do
-/// this, a power failure loses the index, and with it the cache.
-fn sync_dir(dir: &Path) {
-    let _ = File::open(dir).and_then(|dir| dir.sync_all());
 }

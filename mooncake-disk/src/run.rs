@@ -10,7 +10,7 @@ use mooncake_transport::Completion;
 
 use crate::buffer::Frame;
 use crate::layout::BLOCK;
-use crate::queue::{Job, late};
+use crate::queue::{Job, deadline_error};
 
 /// Request to the kernel.
 #[derive(Clone, Copy, Debug)]
@@ -27,18 +27,19 @@ unsafe impl Send for Io {}
 
 /// Bounce buffers of one engine thread, kept for reuse.
 #[derive(Debug)]
-pub(crate) struct Bounces {
+pub(crate) struct BouncePool {
     free: Vec<Frame>,
     bytes: usize,
-    keep: usize,
+    max_free: usize,
     zero_copy: bool,
 }
 
-impl Bounces {
-    /// Creates the buffers for requests of at most `piece` bytes. At most `keep` of them are kept.
-    pub(crate) fn new(piece: usize, keep: usize, zero_copy: bool) -> Self {
+impl BouncePool {
+    /// Creates the buffers for requests of at most `piece` bytes. At most `max_free` of them are
+    /// kept.
+    pub(crate) fn new(piece: usize, max_free: usize, zero_copy: bool) -> Self {
         // One more block receives the edges of partial writes.
-        Self { free: Vec::new(), bytes: piece + 2 * BLOCK as usize, keep, zero_copy }
+        Self { free: Vec::new(), bytes: piece + 2 * BLOCK as usize, max_free, zero_copy }
     }
 
     fn take(&mut self) -> Result<Frame> {
@@ -47,7 +48,7 @@ impl Bounces {
 
     fn put_back(&mut self, frame: Option<Frame>) {
         if let Some(frame) = frame
-            && self.free.len() < self.keep
+            && self.free.len() < self.max_free
         {
             self.free.push(frame);
         }
@@ -77,29 +78,30 @@ pub(crate) struct Run {
     phase: Phase,
     /// Number of transferred bytes of the phase.
     at: usize,
-    stuck: u32,
+    stalled_attempts: u32,
 }
 
 /// Answers without progress after which a file counts as broken.
-const PATIENCE: u32 = 100;
+const MAX_STALLED_ATTEMPTS: u32 = 100;
 
 impl Run {
     /// Begins a job, unless its deadline has passed.
-    pub(crate) fn begin(job: Job, bounces: &mut Bounces) -> Option<Self> {
+    pub(crate) fn begin(job: Job, bounces: &mut BouncePool) -> Option<Self> {
         let queue = job.queue.clone();
         let Some(done) = queue.unpark(job.key) else {
-            queue.end(job, None, Err(late()));
+            queue.end(job, None, Err(deadline_error()));
             return None;
         };
-        if queue.is_late(done.deadline()) {
+        if queue.is_expired(done.deadline()) {
             crate::stats::add(&queue.counters.timeouts, 1);
-            queue.end(job, Some(done), Err(late()));
+            queue.end(job, Some(done), Err(deadline_error()));
             return None;
         }
         let (lo, hi) = job.blocks();
         let direct = job.file().align() != 1;
         let fits = !direct || (!job.is_partial() && job.local.addr().is_multiple_of(BLOCK));
-        let mut run = Self { job, done: None, bounce: None, lo, hi, phase: Phase::Main, at: 0, stuck: 0 };
+        let mut run =
+            Self { job, done: None, bounce: None, lo, hi, phase: Phase::Main, at: 0, stalled_attempts: 0 };
         if bounces.zero_copy && fits {
             run.done = Some(done);
             return Some(run);
@@ -146,23 +148,23 @@ impl Run {
 
     /// Processes the result of the kernel to [`io`](Self::io). Returns the result when the job is
     /// complete.
-    pub(crate) fn answer(&mut self, answer: io::Result<usize>) -> Option<Result<()>> {
-        let moved = match answer {
-            Ok(moved) => moved,
+    pub(crate) fn handle_result(&mut self, outcome: io::Result<usize>) -> Option<Result<()>> {
+        let transferred = match outcome {
+            Ok(transferred) => transferred,
             Err(e) if matches!(e.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) => {
                 return self.no_progress();
             }
-            Err(e) => return Some(Err(self.failure(e))),
+            Err(e) => return Some(Err(self.io_error(e))),
         };
-        let reached = self.at + moved;
+        let reached = self.at + transferred;
         match self.phase {
             Phase::Main => {
-                let wanted = if self.job.writes() { self.hi } else { self.job.end() };
-                if self.lo + reached as u64 >= wanted {
+                let end = if self.job.writes() { self.hi } else { self.job.end() };
+                if self.lo + reached as u64 >= end {
                     return Some(Ok(()));
                 }
-                if moved == 0 {
-                    return Some(Err(self.cut_short(self.lo + reached as u64)));
+                if transferred == 0 {
+                    return Some(Err(self.short_io_error(self.lo + reached as u64)));
                 }
             }
             Phase::Head | Phase::Tail => {
@@ -172,8 +174,8 @@ impl Run {
                     self.at = 0;
                     return None;
                 }
-                if moved == 0 {
-                    return Some(Err(self.cut_short(self.lo + reached as u64)));
+                if transferred == 0 {
+                    return Some(Err(self.short_io_error(self.lo + reached as u64)));
                 }
             }
         }
@@ -189,7 +191,7 @@ impl Run {
 
     /// Ends the job. The caller gets the bytes of a read, unless its share was completed with an
     /// error before.
-    pub(crate) fn end(mut self, result: Result<()>, bounces: &mut Bounces) {
+    pub(crate) fn end(mut self, result: Result<()>, bounces: &mut BouncePool) {
         let queue = self.job.queue.clone();
         let done = self.done.take().or_else(|| queue.unpark(self.job.key));
         if let (Some(frame), true, true, false) =
@@ -269,11 +271,12 @@ impl Run {
     }
 
     fn no_progress(&mut self) -> Option<Result<()>> {
-        self.stuck += 1;
-        (self.stuck >= PATIENCE).then(|| Err(self.cut_short(self.lo + self.at as u64)))
+        self.stalled_attempts += 1;
+        (self.stalled_attempts >= MAX_STALLED_ATTEMPTS)
+            .then(|| Err(self.short_io_error(self.lo + self.at as u64)))
     }
 
-    fn cut_short(&self, at: u64) -> Error {
+    fn short_io_error(&self, at: u64) -> Error {
         let (code, what) = match self.job.writes() {
             true => (ErrorCode::FileWriteFail, "cannot write: write returned 0 bytes"),
             false => (ErrorCode::FileReadFail, "cannot read: file ends"),
@@ -281,7 +284,7 @@ impl Run {
         Error::new(code, format!("{what}. path={} offset={at}", self.job.file().path().display()))
     }
 
-    fn failure(&self, e: io::Error) -> Error {
+    fn io_error(&self, e: io::Error) -> Error {
         let (what, code) = match (self.job.writes(), e.raw_os_error()) {
             (true, Some(libc::ENOSPC | libc::EDQUOT)) => ("write", ErrorCode::NoAvailableHandle),
             (true, _) => ("write", ErrorCode::FileWriteFail),

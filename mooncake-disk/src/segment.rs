@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
+use crate::file_ranges::RangeRegistration;
 use crate::queue::SharedFile;
-use crate::space::Listed;
 
 /// Options of [`DiskTransport::open`](crate::DiskTransport::open).
 #[derive(Clone, Debug)]
@@ -21,23 +21,23 @@ pub struct OpenSegment {
 /// Closed on drop.
 #[derive(Debug)]
 pub struct DiskSegment {
-    pub(crate) listed: Listed<SharedFile>,
+    pub(crate) range: RangeRegistration<SharedFile>,
 }
 
 impl DiskSegment {
     /// Returns the address of the first byte.
     pub fn addr(&self) -> u64 {
-        self.listed.addr()
+        self.range.addr()
     }
 
     /// Returns the length in bytes.
     #[allow(clippy::len_without_is_empty, reason = "a segment is never empty")]
     pub fn len(&self) -> u64 {
-        self.listed.len()
+        self.range.len()
     }
 
     /// Returns whether I/O bypasses the page cache.
     pub fn is_direct(&self) -> bool {
-        self.listed.file().align() != 1
+        self.range.file().align() != 1
     }
 }

@@ -22,14 +22,15 @@ use tracing::{info, warn};
 use crate::buffer::Frame;
 use crate::config::{DiskConfig, StoreConfig};
 use crate::layout::{
-    BLOCK, CHUNK, IndexHeader, MAX_KEY, MAX_VALUE, Note, Record, VERSION, header_len, record_len, sum, sums,
+    BLOCK, CHUNK, IndexEntry, IndexHeader, MAX_KEY, MAX_VALUE, Record, VERSION, header_len, record_len, sum,
+    sums,
 };
-use crate::recover::{Files, Lock, OldIndex, Recovery, Survivor, survivors, write_index};
+use crate::recover::{Files, LockedDir, OldIndex, RecoveredObject, Recovery, recover_objects, write_index};
 use crate::segment::{DiskSegment, OpenSegment};
 use crate::stats::{DiskStats, add};
 use crate::transport::{DiskPeer, DiskTransport, Registration};
 
-/// Length above which an index is rewritten, if it is also longer than four times its live notes.
+/// Length above which an index is rewritten, if it is also longer than four times its live entries.
 const COMPACT_FROM: u64 = 1 << 20;
 /// Maximum length of an index.
 const INDEX_LIMIT: u64 = 1 << 40;
@@ -51,7 +52,7 @@ pub struct FileStore<A: SegmentAllocator = BuiltinAllocator, E: MergeableOrder =
     /// Index, shared by puts and held exclusively during a rewrite.
     index: tokio::sync::RwLock<Index>,
     counters: Counters,
-    _lock: Lock,
+    _lock: LockedDir,
 }
 
 struct StoreState<A: SegmentAllocator, E> {
@@ -61,8 +62,8 @@ struct StoreState<A: SegmentAllocator, E> {
     space: Arc<Mutex<A>>,
     seq: u64,
     bytes: u64,
-    /// Bytes of live notes.
-    live_notes: u64,
+    /// Bytes of live index entries.
+    live_index_bytes: u64,
     departed: Vec<Arc<[u8]>>,
 }
 
@@ -74,7 +75,7 @@ struct StoredObject<A: SegmentAllocator> {
     seq: u64,
     value_len: u64,
     sums: Arc<[u32]>,
-    place: Arc<RecordExtent<A>>,
+    record: Arc<RecordExtent<A>>,
 }
 
 /// Extent that is freed when no operation reads or writes it any more.
@@ -97,14 +98,14 @@ struct Index {
 }
 
 /// Buffer of a write to an extent. The extent stays allocated as long as the disk uses the buffer.
-struct Bound<A: SegmentAllocator> {
+struct RecordWrite<A: SegmentAllocator> {
     frame: Frame,
-    _place: Arc<RecordExtent<A>>,
+    _record: Arc<RecordExtent<A>>,
 }
 
 // SAFETY: guaranteed by the frame inside.
 #[allow(unsafe_code)]
-unsafe impl<A: SegmentAllocator> Source<DiskTransport> for Bound<A> {
+unsafe impl<A: SegmentAllocator> Source<DiskTransport> for RecordWrite<A> {
     fn local(&self) -> Local<'_, Registration> {
         Source::<DiskTransport>::local(&self.frame)
     }
@@ -171,20 +172,33 @@ impl<A: SegmentAllocator, E: MergeableOrder> FileStore<A, E> {
     /// The message says whether the directory cannot be written, belongs to another user, is in use
     /// by another process, or holds a store of another version.
     pub fn open(disk: DiskConfig, config: StoreConfig<A, E>) -> Result<(Self, Recovery)> {
-        // The kernel keeps the memory of abandoned writes until it is done with it, so that their
-        // extent is not reused too early.
-        Self::open_on(DiskTransport::start(DiskConfig { zero_copy: true, ..disk })?, config)
+        config.check()?;
+        let lock = LockedDir::lock(&config.dir)?;
+        Self::open_locked(disk, config, lock)
     }
 
-    fn open_on(transport: DiskTransport, config: StoreConfig<A, E>) -> Result<(Self, Recovery)> {
+    /// Opens the store in a directory that is locked already, as [`open`](Self::open) does in
+    /// `config.dir`.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`open`](Self::open).
+    pub fn open_locked(
+        disk: DiskConfig,
+        mut config: StoreConfig<A, E>,
+        lock: LockedDir,
+    ) -> Result<(Self, Recovery)> {
         config.check()?;
+        config.dir = lock.path().to_owned();
+        // The kernel keeps the memory of abandoned writes until it is done with it, so that their
+        // extent is not reused too early.
+        let transport = DiskTransport::start(DiskConfig { zero_copy: true, ..disk })?;
         let files = Files { dir: config.dir.clone() };
-        let lock = files.take()?;
-        let mut found = Recovery::default();
-        let OldIndex { store, last_seq, len: old_len, notes } = files.read_index(&mut found)?;
+        let mut recovery = Recovery::default();
+        let OldIndex { store, last_seq, len: old_len, index_entries } = files.read_index(&mut recovery)?;
         let path = config.data.clone().unwrap_or_else(|| files.objects());
         let data = transport.open(&OpenSegment { path, len: config.capacity, grows: false })?;
-        let survivors = survivors(&transport, &data, store, notes, &mut found)?;
+        let objects = recover_objects(&transport, &data, store, index_entries, &mut recovery)?;
         let mut state = StoreState {
             entries: Slab::new(),
             by_key: HashMap::new(),
@@ -192,22 +206,22 @@ impl<A: SegmentAllocator, E: MergeableOrder> FileStore<A, E> {
             space: Arc::new(Mutex::new(A::new(config.capacity, &config.allocator))),
             seq: last_seq,
             bytes: 0,
-            live_notes: 0,
+            live_index_bytes: 0,
             departed: Vec::new(),
         };
         // Newest first, so that the older one is dropped when two claim the same extent; then in
         // the order of their puts.
-        let mut kept: Vec<_> = survivors.into_iter().filter_map(|s| state.reserve(s)).collect();
-        kept.reverse();
-        found.objects = kept.len() as u64;
-        for entry in kept {
+        let mut recovered: Vec<_> = objects.into_iter().filter_map(|s| state.reserve(s)).collect();
+        recovered.reverse();
+        recovery.objects = recovered.len() as u64;
+        for entry in recovered {
             state.insert(entry);
         }
-        found.bytes = state.bytes;
+        recovery.bytes = state.bytes;
         let header = IndexHeader { version: VERSION, store, capacity: config.capacity };
-        // Notes that are not in the new index cannot come back, whatever happens to the records.
+        // Entries that are not in the new index cannot come back, whatever happens to the records.
         // Without space for a new index, the old one stays in use.
-        let len = match (write_index(&files, header, state.notes()), old_len) {
+        let len = match (write_index(&files, header, state.index_entries()), old_len) {
             (Err(error), Some(len)) if error.kind() == ErrorKind::NoSpace => {
                 warn!(%error, "cannot rewrite the index of the disk cache; the old one stays in use");
                 len
@@ -216,11 +230,11 @@ impl<A: SegmentAllocator, E: MergeableOrder> FileStore<A, E> {
         };
         let segment = open_index(&transport, &files)?;
         let index = tokio::sync::RwLock::new(Index { segment, end: AtomicU64::new(len) });
-        report(&files, &found);
-        let peer = transport.own();
+        report(&files, &recovery);
+        let peer = transport.own_peer();
         let (state, counters) = (Mutex::new(state), Counters::default());
         let this = Self { transport, peer, data, files, store, config, state, index, counters, _lock: lock };
-        Ok((this, found))
+        Ok((this, recovery))
     }
 
     /// Creates the buffer of a value of `len` bytes under `key`.
@@ -257,7 +271,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> FileStore<A, E> {
 
     async fn write_object(&self, put: Put) -> Result<()> {
         let Put { key, mut frame, header, len } = put;
-        let place = self.allocate_extent(record_len(key.len(), len as u64), header as u64).await?;
+        let record = self.allocate_extent(record_len(key.len(), len as u64), header as u64).await?;
         let sums: Arc<[u32]> = sums(&frame[header..header + len]).into();
         let seq = {
             let mut state = self.state.lock();
@@ -266,12 +280,12 @@ impl<A: SegmentAllocator, E: MergeableOrder> FileStore<A, E> {
         };
         let value_len = len as u64;
         Record { store: self.store, seq, value_len, key: &key, sums: sums.to_vec() }.encode(&mut frame);
-        let at = self.data.addr() + place.extent.offset;
-        self.write(at, Bound { frame, _place: place.clone() }).await?;
-        let entry = StoredObject { key, seq, value_len, sums, place };
-        let old = self.append_note(entry).await?;
+        let at = self.data.addr() + record.extent.offset;
+        self.write(at, RecordWrite { frame, _record: record.clone() }).await?;
+        let entry = StoredObject { key, seq, value_len, sums, record };
+        let old = self.append_to_index(entry).await?;
         self.overwrite_records(old.into_iter().collect()).await;
-        self.compact_if_worth_it().await
+        self.compact_if_needed().await
     }
 
     /// Allocates an extent, and evicts until one is free.
@@ -279,12 +293,12 @@ impl<A: SegmentAllocator, E: MergeableOrder> FileStore<A, E> {
         loop {
             let victims = {
                 let mut state = self.state.lock();
-                let taken = if state.entries.len() >= self.config.max_objects {
+                let allocation = if state.entries.len() >= self.config.max_objects {
                     Err(AllocError::Full)
                 } else {
                     state.space.lock().allocate(len, BLOCK)
                 };
-                match taken {
+                match allocation {
                     Ok(extent) => {
                         let (value, space) = (extent.offset + header, state.space.clone());
                         return Ok(Arc::new(RecordExtent { extent, value, space }));
@@ -301,19 +315,19 @@ impl<A: SegmentAllocator, E: MergeableOrder> FileStore<A, E> {
         }
     }
 
-    /// Appends the note of an entry and adds the entry: from here on readers find it. Returns the
+    /// Appends an object to the index and adds it: from here on readers find it. Returns the
     /// entry that it replaces.
-    async fn append_note(&self, entry: StoredObject<A>) -> Result<Option<StoredObject<A>>> {
+    async fn append_to_index(&self, entry: StoredObject<A>) -> Result<Option<StoredObject<A>>> {
         let index = self.index.read().await;
-        let mut note = Vec::new();
-        entry.note().encode(&mut note);
-        let at = index.end.fetch_add(note.len() as u64, Ordering::Relaxed);
-        self.write(index.segment.addr() + at, note).await?;
+        let mut index_entry = Vec::new();
+        entry.index_entry().encode(&mut index_entry);
+        let at = index.end.fetch_add(index_entry.len() as u64, Ordering::Relaxed);
+        self.write(index.segment.addr() + at, index_entry).await?;
         let mut state = self.state.lock();
         // The put with the later number wins over another put of the key, whichever completes
         // first.
-        let known = state.by_key.get(&entry.key).map(|slot| state.entries[slot.index()].seq);
-        if known.is_some_and(|known| known > entry.seq) {
+        let current_seq = state.by_key.get(&entry.key).map(|slot| state.entries[slot.index()].seq);
+        if current_seq.is_some_and(|current_seq| current_seq > entry.seq) {
             return Ok(Some(entry));
         }
         Ok(state.insert(entry))
@@ -326,24 +340,24 @@ impl<A: SegmentAllocator, E: MergeableOrder> FileStore<A, E> {
     /// Makes records unreadable on the disk, then frees their extents. A record that cannot be
     /// overwritten keeps its extent until the store is reopened, so that no stale value is found
     /// under a key that was written again.
-    async fn overwrite_records(&self, gone: Vec<StoredObject<A>>) {
-        if gone.is_empty() {
+    async fn overwrite_records(&self, removed: Vec<StoredObject<A>>) {
+        if removed.is_empty() {
             return;
         }
-        let blank = |entry: &StoredObject<A>| {
+        let blank_write = |entry: &StoredObject<A>| {
             let frame = Frame::new(BLOCK as usize)?;
-            let at = self.data.addr() + entry.place.extent.offset;
-            Ok(Transfer::new(at, Bound { frame, _place: entry.place.clone() }))
+            let at = self.data.addr() + entry.record.extent.offset;
+            Ok(Transfer::new(at, RecordWrite { frame, _record: entry.record.clone() }))
         };
-        let writes: Result<Vec<_>> = gone.iter().map(blank).collect();
+        let writes: Result<Vec<_>> = removed.iter().map(blank_write).collect();
         let results = match writes {
             Ok(writes) => transfer::write(&self.transport, &self.peer, writes, None).results().await.0,
             Err(error) => vec![Err(error)],
         };
-        for (at, entry) in gone.into_iter().enumerate() {
+        for (at, entry) in removed.into_iter().enumerate() {
             if !matches!(results.get(at), Some(Ok(()))) {
-                warn!(offset = entry.place.extent.offset, "cannot remove record; its extent stays unused");
-                std::mem::forget(entry.place);
+                warn!(offset = entry.record.extent.offset, "cannot remove record; its extent stays unused");
+                std::mem::forget(entry.record);
             }
         }
     }
@@ -362,13 +376,13 @@ impl<A: SegmentAllocator, E: MergeableOrder> FileStore<A, E> {
     /// dropped, and the error is `Corrupt` or `Internal` this once.
     pub async fn read<B: Sink<DiskTransport>>(&self, key: &[u8], into: B) -> (Result<()>, B) {
         let len = into.local().span.len as u64;
-        let Some(found) = self.find(key) else { return (Err(missing()), into) };
-        if found.value_len != len {
+        let Some(object) = self.find(key) else { return (Err(missing()), into) };
+        if object.value_len != len {
             let text =
-                format!("cannot read object: value has {} bytes, but the buffer has {len}", found.value_len);
+                format!("cannot read object: value has {} bytes, but the buffer has {len}", object.value_len);
             return (Err(Error::invalid(text)), into);
         }
-        self.fetch(key, &found, 0, into).await
+        self.fetch(key, &object, 0, into).await
     }
 
     /// Reads a part of a value, and from the file only the chunks that contain it.
@@ -376,24 +390,37 @@ impl<A: SegmentAllocator, E: MergeableOrder> FileStore<A, E> {
     /// # Errors
     ///
     /// Returns `Invalid` if the part is empty or not inside.
-    pub async fn read_part(&self, key: &[u8], range: Range<u64>) -> Result<Part> {
-        let found = self.find(key).ok_or_else(missing)?;
-        if range.start >= range.end || range.end > found.value_len {
+    pub async fn read_part(&self, key: &[u8], range: Range<u64>) -> Result<ValuePart> {
+        let object = self.find(key).ok_or_else(missing)?;
+        if range.start >= range.end || range.end > object.value_len {
             return Err(Error::invalid(format!(
                 "cannot read object: bytes {}..{} are not a part of its {} bytes",
-                range.start, range.end, found.value_len
+                range.start, range.end, object.value_len
             )));
         }
         let chunk = CHUNK as u64;
         let from = range.start - range.start % chunk;
-        let end = range.end.next_multiple_of(chunk).min(found.value_len);
+        let end = range.end.next_multiple_of(chunk).min(object.value_len);
         // The length is at most that of the value, which was once in memory.
         let frame = FrameFront { frame: Frame::new((end - from) as usize)?, len: (end - from) as usize };
-        let (result, cut) = self.fetch(key, &found, from, frame).await;
+        let (result, front) = self.fetch(key, &object, from, frame).await;
         result?;
         let first = (range.start - from) as usize;
         let range = first..first + (range.end - range.start) as usize;
-        Ok(Part { frame: cut.frame, range, version: self.version(found.seq), value_len: found.value_len })
+        Ok(ValuePart {
+            frame: front.frame,
+            range,
+            version: self.version(object.seq),
+            value_len: object.value_len,
+        })
+    }
+
+    /// Returns the identity of an object's value: a number of the store, and a number that no other
+    /// value of the store has. Both are on the disk, so the next process finds the same.
+    pub fn identity(&self, key: &[u8]) -> Option<(u64, u64)> {
+        let state = self.state.lock();
+        let seq = state.by_key.get(key).map(|slot| state.entries[slot.index()].seq)?;
+        Some((self.version(0), seq))
     }
 
     /// Returns a number that no other value has, of this store or, practically, of any store.
@@ -406,25 +433,25 @@ impl<A: SegmentAllocator, E: MergeableOrder> FileStore<A, E> {
         let mut state = self.state.lock();
         let slot = *state.by_key.get(key)?;
         state.policy.touch(slot);
-        let StoredObject { seq, value_len, sums, place, .. } = &state.entries[slot.index()];
-        Some(FoundObject { seq: *seq, value_len: *value_len, sums: sums.clone(), place: place.clone() })
+        let StoredObject { seq, value_len, sums, record, .. } = &state.entries[slot.index()];
+        Some(FoundObject { seq: *seq, value_len: *value_len, sums: sums.clone(), record: record.clone() })
     }
 
     /// Reads whole chunks from `from` on and verifies them.
     async fn fetch<B: Sink<DiskTransport>>(
         &self,
         key: &[u8],
-        found: &FoundObject<A>,
+        object: &FoundObject<A>,
         from: u64,
         into: B,
     ) -> (Result<()>, B) {
-        let at = self.data.addr() + found.place.value + from;
+        let at = self.data.addr() + object.record.value + from;
         let read = [Transfer::new(at, into)];
         let (result, [Transfer { buffer: into, .. }]) =
             transfer::read(&self.transport, &self.peer, read, None).await;
         let result = result.and_then(|()| {
             let first = (from / CHUNK as u64) as usize;
-            let expected = &found.sums[first..];
+            let expected = &object.sums[first..];
             if bytes_of(&into).chunks(CHUNK).zip(expected).all(|(chunk, expected)| sum(chunk) == *expected) {
                 return Ok(());
             }
@@ -439,54 +466,54 @@ impl<A: SegmentAllocator, E: MergeableOrder> FileStore<A, E> {
             let corrupt = error.kind() == ErrorKind::Corrupt;
             add(if corrupt { &self.counters.corrupt } else { &self.counters.unreadable }, 1);
             warn!(%error, "unreadable object dropped");
-            let taken: Vec<_> = {
+            let removed: Vec<_> = {
                 let mut state = self.state.lock();
-                let taken: Vec<_> = state.remove_entry(key, Some(found.seq)).into_iter().collect();
-                state.record_departed(&taken);
-                taken
+                let removed: Vec<_> = state.remove_entry(key, Some(object.seq)).into_iter().collect();
+                state.record_departed(&removed);
+                removed
             };
-            self.overwrite_records(taken).await;
+            self.overwrite_records(removed).await;
         }
         (result, into)
     }
 
     /// Removes objects. Returns how many there were. They never come back.
     pub async fn remove<K: AsRef<[u8]>>(&self, keys: impl IntoIterator<Item = K>) -> usize {
-        let gone: Vec<_> = {
+        let removed: Vec<_> = {
             let mut state = self.state.lock();
             keys.into_iter().filter_map(|key| state.remove_entry(key.as_ref(), None)).collect()
         };
-        let count = gone.len();
-        self.overwrite_records(gone).await;
+        let count = removed.len();
+        self.overwrite_records(removed).await;
         count
     }
 
-    /// Removes the objects whose keys `which` selects. Returns how many there were.
-    pub async fn remove_where(&self, which: impl Fn(&[u8]) -> bool) -> usize {
-        let keys: Vec<_> = self.keys().into_iter().filter(|key| which(key)).collect();
+    /// Removes the objects whose keys `predicate` selects. Returns how many there were.
+    pub async fn remove_where(&self, predicate: impl Fn(&[u8]) -> bool) -> usize {
+        let keys: Vec<_> = self.keys().into_iter().filter(|key| predicate(key)).collect();
         self.remove(keys).await
     }
 
     /// Evicts down to the low watermark if the store is filled above the high one. Returns the
     /// number of evicted objects.
     pub async fn trim(&self) -> usize {
-        let gone = {
+        let removed = {
             let mut state = self.state.lock();
-            let (used, capacity) = state.fill();
+            let (used, capacity) = state.usage();
             if used <= capacity * self.config.high_watermark {
                 return 0;
             }
             state.victims((used - capacity * self.config.low_watermark) as u64)
         };
-        let count = gone.len();
-        self.evict(gone).await;
+        let count = removed.len();
+        self.evict(removed).await;
         count
     }
 
-    async fn evict(&self, gone: Vec<StoredObject<A>>) {
-        add(&self.counters.evicted, gone.len() as u64);
-        self.state.lock().record_departed(&gone);
-        self.overwrite_records(gone).await;
+    async fn evict(&self, removed: Vec<StoredObject<A>>) {
+        add(&self.counters.evicted, removed.len() as u64);
+        self.state.lock().record_departed(&removed);
+        self.overwrite_records(removed).await;
     }
 
     /// Returns the keys that were evicted, damaged or unreadable since the last call, and were not
@@ -549,22 +576,22 @@ impl<A: SegmentAllocator, E: MergeableOrder> FileStore<A, E> {
         &self.transport
     }
 
-    async fn compact_if_worth_it(&self) -> Result<()> {
-        let worth = |end: u64| {
-            let live = self.state.lock().live_notes;
+    async fn compact_if_needed(&self) -> Result<()> {
+        let needs_compaction = |end: u64| {
+            let live = self.state.lock().live_index_bytes;
             end > COMPACT_FROM && end > 4 * live
         };
-        if !worth(self.index.read().await.end.load(Ordering::Relaxed)) {
+        if !needs_compaction(self.index.read().await.end.load(Ordering::Relaxed)) {
             return Ok(());
         }
         let mut index = self.index.write().await;
-        if !worth(index.end.load(Ordering::Relaxed)) {
+        if !needs_compaction(index.end.load(Ordering::Relaxed)) {
             return Ok(());
         }
         let state = self.state.lock();
         let header = IndexHeader { version: VERSION, store: self.store, capacity: self.config.capacity };
         // The old index stays in use when this fails, and grows.
-        let written = write_index(&self.files, header, state.notes());
+        let written = write_index(&self.files, header, state.index_entries());
         drop(state);
         match written.and_then(|len| Ok((len, open_index(&self.transport, &self.files)?))) {
             Ok((len, segment)) => *index = Index { segment, end: AtomicU64::new(len) },
@@ -578,19 +605,19 @@ struct FoundObject<A: SegmentAllocator> {
     seq: u64,
     value_len: u64,
     sums: Arc<[u32]>,
-    place: Arc<RecordExtent<A>>,
+    record: Arc<RecordExtent<A>>,
 }
 
 /// Part of a value, from [`FileStore::read_part`].
 #[derive(Debug)]
-pub struct Part {
+pub struct ValuePart {
     frame: Frame,
     range: Range<usize>,
     version: u64,
     value_len: u64,
 }
 
-impl Part {
+impl ValuePart {
     /// Returns the version of the value: parts with the same number belong to the same value, and a
     /// replacement has another number.
     pub fn version(&self) -> u64 {
@@ -603,7 +630,7 @@ impl Part {
     }
 }
 
-impl std::ops::Deref for Part {
+impl std::ops::Deref for ValuePart {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -640,27 +667,33 @@ fn bytes_of<B: Sink<DiskTransport>>(sink: &B) -> &[u8] {
 }
 
 impl<A: SegmentAllocator> StoredObject<A> {
-    fn note(&self) -> Note<'_> {
-        Note { seq: self.seq, offset: self.place.extent.offset, value_len: self.value_len, key: &self.key }
+    fn index_entry(&self) -> IndexEntry<'_> {
+        IndexEntry {
+            seq: self.seq,
+            offset: self.record.extent.offset,
+            value_len: self.value_len,
+            key: &self.key,
+        }
     }
 }
 
 impl<A: SegmentAllocator, E: MergeableOrder> StoreState<A, E> {
     /// Allocates the extent of a recovered object. Returns `None` if a newer one has it, or if it
     /// lies outside.
-    fn reserve(&self, survivor: Survivor) -> Option<StoredObject<A>> {
-        let Survivor { key, seq, offset, value_len, sums } = survivor;
+    fn reserve(&self, recovered: RecoveredObject) -> Option<StoredObject<A>> {
+        let RecoveredObject { key, seq, offset, value_len, sums } = recovered;
         let extent = Extent { offset, len: record_len(key.len(), value_len) };
         self.space.lock().reserve(extent).ok()?;
         let value = offset + header_len(key.len(), value_len);
-        let place = Arc::new(RecordExtent { extent, value, space: self.space.clone() });
-        Some(StoredObject { key: key.into(), seq, value_len, sums: sums.into(), place })
+        let record = Arc::new(RecordExtent { extent, value, space: self.space.clone() });
+        Some(StoredObject { key: key.into(), seq, value_len, sums: sums.into(), record })
     }
 
     fn insert(&mut self, entry: StoredObject<A>) -> Option<StoredObject<A>> {
         let old = self.remove_entry(&entry.key.clone(), None);
-        let (key, len, note) = (entry.key.clone(), entry.value_len, entry.note().encoded_len() as u64);
-        let bytes = entry.place.extent.len;
+        let (key, len, index_entry) =
+            (entry.key.clone(), entry.value_len, entry.index_entry().encoded_len() as u64);
+        let bytes = entry.record.extent.len;
         // A slab of more than 2^32 entries would not fit into memory.
         let slot = SlotId(u32::try_from(self.entries.insert(entry)).unwrap_or(u32::MAX));
         // A policy recognises an object that returns after its eviction by the hash.
@@ -668,7 +701,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> StoreState<A, E> {
         self.by_key.insert(key, slot);
         self.policy.insert_hashed(slot, bytes, hash);
         self.bytes += len;
-        self.live_notes += note;
+        self.live_index_bytes += index_entry;
         old
     }
 
@@ -686,36 +719,36 @@ impl<A: SegmentAllocator, E: MergeableOrder> StoreState<A, E> {
         let entry = self.entries.remove(slot.index());
         self.by_key.remove(&entry.key);
         self.bytes -= entry.value_len;
-        self.live_notes -= entry.note().encoded_len() as u64;
+        self.live_index_bytes -= entry.index_entry().encoded_len() as u64;
         entry
     }
 
     /// Removes the entries to evict first, for `bytes` bytes of the file.
     fn victims(&mut self, bytes: u64) -> Vec<StoredObject<A>> {
-        let (mut gone, mut freed) = (Vec::new(), 0);
+        let (mut removed, mut freed) = (Vec::new(), 0);
         while freed < bytes {
             let Some(slot) = self.policy.evict(&mut |_| true) else { break };
             let entry = self.remove_slot(slot);
-            freed += entry.place.extent.len;
-            gone.push(entry);
+            freed += entry.record.extent.len;
+            removed.push(entry);
         }
-        gone
+        removed
     }
 
     /// Records the keys of evicted entries for [`FileStore::take_departed`].
-    fn record_departed(&mut self, gone: &[StoredObject<A>]) {
-        let room = DEPARTED.saturating_sub(self.departed.len());
-        self.departed.extend(gone.iter().take(room).map(|entry| entry.key.clone()));
+    fn record_departed(&mut self, removed: &[StoredObject<A>]) {
+        let remaining = DEPARTED.saturating_sub(self.departed.len());
+        self.departed.extend(removed.iter().take(remaining).map(|entry| entry.key.clone()));
     }
 
     /// Returns the used bytes and the capacity.
-    fn fill(&self) -> (f64, f64) {
+    fn usage(&self) -> (f64, f64) {
         let space = self.space.lock();
         (space.used() as f64, space.capacity() as f64)
     }
 
-    fn notes(&self) -> impl Iterator<Item = Note<'_>> {
-        self.entries.iter().map(|(_, entry)| entry.note())
+    fn index_entries(&self) -> impl Iterator<Item = IndexEntry<'_>> {
+        self.entries.iter().map(|(_, entry)| entry.index_entry())
     }
 }
 
@@ -729,15 +762,15 @@ fn open_index(transport: &DiskTransport, files: &Files) -> Result<DiskSegment> {
     transport.open(&OpenSegment { path: files.index(), len: INDEX_LIMIT, grows: true })
 }
 
-fn report(files: &Files, found: &Recovery) {
+fn report(files: &Files, recovery: &Recovery) {
     let dir = files.dir.display();
-    if found.index_lost {
+    if recovery.index_lost {
         warn!(%dir, "index of the disk cache is damaged; the cache is empty");
     }
-    if let Some(version) = found.other_version {
+    if let Some(version) = recovery.other_version {
         warn!(%dir, version, known = VERSION, "disk cache has another layout version; the cache is empty");
     }
-    info!(%dir, objects = found.objects, bytes = found.bytes, dropped = found.dropped, "disk cache opened");
+    info!(%dir, objects = recovery.objects, bytes = recovery.bytes, dropped = recovery.dropped, "disk cache opened");
 }
 
 fn missing() -> Error {

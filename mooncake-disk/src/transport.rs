@@ -17,17 +17,17 @@ use parking_lot::Mutex;
 
 use crate::config::DiskConfig;
 use crate::file::BlockFile;
+use crate::file_ranges::{RangeRegistration, RangeTable, RangeUse};
 use crate::io::{self, RunningEngine};
-use crate::queue::{Job, Queue, SharedFile, gone, late};
+use crate::queue::{Job, Queue, SharedFile, closed_error, deadline_error};
 use crate::segment::{DiskSegment, OpenSegment};
-use crate::space::{Listed, Spaces, Use};
 use crate::stats::DiskStats;
 
 /// Key in descriptors of a node of this process.
 const NODE: &str = "disk_node";
 
 static NODES: Mutex<Vec<Weak<Node>>> = Mutex::new(Vec::new());
-static LAST: AtomicU64 = AtomicU64::new(0);
+static NEXT_NODE_ID: AtomicU64 = AtomicU64::new(0);
 
 /// Transport to files of this process, which are read and written like the memory of a peer.
 ///
@@ -45,8 +45,8 @@ pub struct DiskTransport {
 /// State of a transport that other nodes see.
 struct Node {
     name: String,
-    alive: AtomicBool,
-    spaces: Arc<Spaces<SharedFile>>,
+    is_open: AtomicBool,
+    ranges: Arc<RangeTable<SharedFile>>,
     config: DiskConfig,
     /// Open files by device and inode, so that all partial writes to a file are coordinated.
     files: Mutex<HashMap<(u64, u64), Weak<SharedFile>>>,
@@ -61,7 +61,7 @@ pub struct DiskPeer {
 /// Memory that this transport may use.
 #[derive(Debug)]
 pub struct Registration {
-    _listed: Option<Listed<SharedFile>>,
+    _range: Option<RangeRegistration<SharedFile>>,
 }
 
 impl DiskTransport {
@@ -80,13 +80,13 @@ impl DiskTransport {
         config.check()?;
         let (queue, engine) =
             io::start(&config, |event| Queue::new(event, clock.clone(), config.faults.clone()))?;
-        let id = LAST.fetch_add(1, Ordering::Relaxed);
+        let id = NEXT_NODE_ID.fetch_add(1, Ordering::Relaxed);
         let node = Arc::new(Node {
             // The name has a random part, so that a node of another process is never taken for one
             // of this process.
             name: format!("{}-{id}-{:016x}", std::process::id(), Rng::from_os().next_u64()),
-            alive: AtomicBool::new(true),
-            spaces: Arc::default(),
+            is_open: AtomicBool::new(true),
+            ranges: Arc::default(),
             config: config.clone(),
             files: Mutex::default(),
         });
@@ -116,11 +116,11 @@ impl DiskTransport {
         let len = (!open.grows).then_some(open.len);
         let direct = self.config.direct && !open.grows;
         let file = SharedFile::new(BlockFile::open(&open.path, len, direct)?);
-        Ok(DiskSegment { listed: self.node.spaces.list_anywhere(open.len, file)? })
+        Ok(DiskSegment { range: self.node.ranges.register_anywhere(open.len, file)? })
     }
 
     /// Returns the connection to the files of this node.
-    pub fn own(&self) -> DiskPeer {
+    pub fn own_peer(&self) -> DiskPeer {
         DiskPeer { node: self.node.clone() }
     }
 
@@ -137,7 +137,7 @@ impl DiskTransport {
     /// Makes the node unreachable for good, for its peers and for itself. Does not wait for
     /// requests in the kernel.
     pub fn stop(&self) {
-        self.node.alive.store(false, Ordering::SeqCst);
+        self.node.is_open.store(false, Ordering::SeqCst);
         self.queue.close();
     }
 }
@@ -162,10 +162,10 @@ impl fmt::Debug for DiskPeer {
 
 impl Node {
     /// Opens the file behind shared memory, bypassing the page cache if configured.
-    fn file_behind(&self, file: &std::fs::File) -> Result<Arc<SharedFile>> {
+    fn file_of(&self, file: &std::fs::File) -> Result<Arc<SharedFile>> {
         use std::os::fd::AsRawFd;
-        let about = file.metadata().map_err(Error::from)?;
-        let id = (about.dev(), about.ino());
+        let metadata = file.metadata().map_err(Error::from)?;
+        let id = (metadata.dev(), metadata.ino());
         let mut files = self.files.lock();
         files.retain(|_, file| file.strong_count() != 0);
         if let Some(file) = files.get(&id).and_then(Weak::upgrade) {
@@ -201,7 +201,7 @@ unsafe impl Transport for DiskTransport {
             return Err(not_host_memory(span));
         }
         if access == Access::Local {
-            return Ok(Registration { _listed: None });
+            return Ok(Registration { _range: None });
         }
         let pages = shared_pages(span).filter(|_| !span.read_only).ok_or_else(|| {
             Error::invalid(format!(
@@ -210,10 +210,10 @@ unsafe impl Transport for DiskTransport {
                 span.addr()
             ))
         })?;
-        let file = self.node.file_behind(pages.file())?;
+        let file = self.node.file_of(pages.file())?;
         let offset = pages.offset_of(span.addr());
-        let listed = self.node.spaces.list(span.addr(), span.len as u64, file, offset)?;
-        Ok(Registration { _listed: Some(listed) })
+        let range = self.node.ranges.register(span.addr(), span.len as u64, file, offset)?;
+        Ok(Registration { _range: Some(range) })
     }
 
     fn describe(&self, desc: &mut SegmentDesc) {
@@ -230,7 +230,7 @@ unsafe impl Transport for DiskTransport {
             ))
         })?;
         let nodes: Vec<_> = NODES.lock().iter().filter_map(Weak::upgrade).collect();
-        let node = nodes.into_iter().find(|node| node.name == name && node.alive.load(Ordering::SeqCst));
+        let node = nodes.into_iter().find(|node| node.name == name && node.is_open.load(Ordering::SeqCst));
         node.map(|node| DiskPeer { node }).ok_or_else(|| {
             Error::new(
                 ErrorCode::TransferFail,
@@ -262,39 +262,46 @@ impl DiskTransport {
         peer: &DiskPeer,
         op: &Op<'_, Registration>,
         share: &Completion,
-    ) -> Result<(Use<SharedFile>, u64)> {
-        if !peer.node.alive.load(Ordering::SeqCst) {
-            return Err(gone());
+    ) -> Result<(RangeUse<SharedFile>, u64)> {
+        if !peer.node.is_open.load(Ordering::SeqCst) {
+            return Err(closed_error());
         }
-        if self.queue.is_late(share.deadline()) {
-            return Err(late());
+        if self.queue.is_expired(share.deadline()) {
+            return Err(deadline_error());
         }
         if op.local().location.is_device() {
             // `ThroughHost` handles such memory.
             return Err(not_host_memory(op.local()));
         }
-        peer.node.spaces.find(op.remote(), op.len() as u64)
+        peer.node.ranges.find(op.remote(), op.len() as u64)
     }
 
     /// Splits an operation at the boundaries of file pieces, so that all jobs but the first and
     /// last are whole blocks.
-    fn post(&self, op: &Op<'_, Registration>, used: Use<SharedFile>, start: u64, share: Completion) -> usize {
+    fn post(
+        &self,
+        op: &Op<'_, Registration>,
+        used: RangeUse<SharedFile>,
+        start: u64,
+        share: Completion,
+    ) -> usize {
         let piece = self.config.piece_bytes as u64;
         let (mut share, mut at, mut jobs) = (Some(share), 0, 0);
         while at < op.len() {
             let from = start + at as u64;
-            let room = usize::try_from(piece - from % piece).unwrap_or(usize::MAX);
-            let len = room.min(op.len() - at);
+            let bytes_to_boundary = usize::try_from(piece - from % piece).unwrap_or(usize::MAX);
+            let len = bytes_to_boundary.min(op.len() - at);
             // SAFETY: inside the bytes of the operation.
             let ptr = unsafe { op.ptr().add(at) };
             at += len;
             // The last piece takes the share of the operation.
-            let part = if at == op.len() { share.take() } else { share.as_mut().map(Completion::share) };
-            let Some(part) = part else { break };
-            let key = match self.queue.enter(part) {
+            let piece_share =
+                if at == op.len() { share.take() } else { share.as_mut().map(Completion::share) };
+            let Some(piece_share) = piece_share else { break };
+            let key = match self.queue.enter(piece_share) {
                 Ok(key) => key,
-                Err(part) => {
-                    part.finish(Err(gone()));
+                Err(piece_share) => {
+                    piece_share.finish(Err(closed_error()));
                     continue;
                 }
             };

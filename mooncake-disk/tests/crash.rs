@@ -19,11 +19,11 @@ fn threads() -> DiskConfig {
     DiskConfig { engine: EngineKind::Threads, threads: 1, ..DiskConfig::default() }
 }
 
-type Live = Vec<(&'static str, Vec<u8>)>;
+type Objects = Vec<(&'static str, Vec<u8>)>;
 
-/// Creates a store with objects put, replaced and removed. `live` are present keys, `dead` are
-/// missing ones.
-fn image() -> (TempDir, Live, Vec<&'static str>) {
+/// Creates a store with objects put, replaced and removed. `present` are present keys, `missing`
+/// are missing ones.
+fn image() -> (TempDir, Objects, Vec<&'static str>) {
     let dir = dir();
     let (store, _) = open(&threads(), dir.path(), CAPACITY);
     for (seed, key) in ["one", "two", "three", "four"].into_iter().enumerate() {
@@ -32,9 +32,9 @@ fn image() -> (TempDir, Live, Vec<&'static str>) {
     put(&store, b"two", &pattern(10, 300)).unwrap();
     futures::executor::block_on(store.remove(["three"]));
     put(&store, b"five", &pattern(11, 700)).unwrap();
-    let live = [("one", 0, 600), ("two", 10, 300), ("four", 3, 600), ("five", 11, 700)];
-    let live = live.map(|(key, seed, len)| (key, pattern(seed, len))).to_vec();
-    (dir, live, vec!["three"])
+    let present = [("one", 0, 600), ("two", 10, 300), ("four", 3, 600), ("five", 11, 700)];
+    let present = present.map(|(key, seed, len)| (key, pattern(seed, len))).to_vec();
+    (dir, present, vec!["three"])
 }
 
 fn copy(from: &Path) -> TempDir {
@@ -47,15 +47,15 @@ fn copy(from: &Path) -> TempDir {
 
 /// Opens a damaged copy and reads everything. Returns how many objects are right. None may be
 /// wrong.
-fn check(dir: &Path, live: &[(&str, Vec<u8>)], dead: &[&str], what: &str) -> usize {
+fn check(dir: &Path, present: &[(&str, Vec<u8>)], missing: &[&str], what: &str) -> usize {
     let (store, found) = open(&threads(), dir, CAPACITY);
-    let mut right = 0;
-    for (key, value) in live {
+    let mut intact = 0;
+    for (key, value) in present {
         match get(&store, key.as_bytes()) {
             Ok(None) => {}
             Ok(Some(read)) => {
                 assert!(read == *value, "{what}: {key} has bytes that were not put");
-                right += 1;
+                intact += 1;
             }
             Err(error) => {
                 assert_eq!(error.kind(), ErrorKind::Corrupt, "{what}: {key}: {error}");
@@ -63,85 +63,85 @@ fn check(dir: &Path, live: &[(&str, Vec<u8>)], dead: &[&str], what: &str) -> usi
             }
         }
     }
-    for key in dead {
+    for key in missing {
         assert_eq!(get(&store, key.as_bytes()).unwrap(), None, "{what}: {key} came back");
     }
-    assert!(found.objects >= right as u64);
-    right
+    assert!(found.objects >= intact as u64);
+    intact
 }
 
 #[test]
 fn every_prefix_of_the_index() {
-    let (dir, live, dead) = image();
+    let (dir, present, missing) = image();
     let index = std::fs::read(dir.path().join("index")).unwrap();
-    let mut most = 0;
+    let mut max_found = 0;
     for len in 0..=index.len() {
         let copy = copy(dir.path());
         std::fs::write(copy.path().join("index"), &index[..len]).unwrap();
-        let right = check(copy.path(), &live, &dead, &format!("{len} bytes of the index"));
-        assert!(right >= most, "a longer index never has fewer objects");
-        most = right;
+        let intact = check(copy.path(), &present, &missing, &format!("{len} bytes of the index"));
+        assert!(intact >= max_found, "a longer index never has fewer objects");
+        max_found = intact;
     }
-    assert_eq!(most, live.len(), "the whole index has all objects");
+    assert_eq!(max_found, present.len(), "the whole index has all objects");
 }
 
 #[test]
 fn every_prefix_of_the_objects() {
-    let (dir, live, dead) = image();
+    let (dir, present, missing) = image();
     let objects = std::fs::read(dir.path().join("objects")).unwrap();
     // Tests each byte of the used parts, and the middle of the empty ones.
     let used: Vec<usize> = (0..objects.len()).filter(|at| objects[*at] != 0 || at % 512 == 0).collect();
     for len in used.iter().copied().step_by(7).chain([objects.len()]) {
         let copy = copy(dir.path());
         std::fs::write(copy.path().join("objects"), &objects[..len]).unwrap();
-        check(copy.path(), &live, &dead, &format!("{len} bytes of objects"));
+        check(copy.path(), &present, &missing, &format!("{len} bytes of objects"));
     }
 }
 
 #[test]
 fn every_flipped_byte() {
-    let (dir, live, dead) = image();
+    let (dir, present, missing) = image();
     for name in ["index", "objects"] {
         let bytes = std::fs::read(dir.path().join(name)).unwrap();
         let copy = copy(dir.path());
-        let mut harmed = 0;
+        let mut damaged = 0;
         let mut flipped = 0;
         for at in 0..bytes.len() {
             // Zeros far from any record are covered by their neighbours.
             if bytes[at] == 0 && at % 64 != 0 && name == "objects" {
                 continue;
             }
-            let mut bad = bytes.clone();
-            bad[at] ^= 1 << (at % 8);
-            for (file, content) in [("index", None), ("objects", None), (name, Some(&bad))] {
+            let mut corrupted = bytes.clone();
+            corrupted[at] ^= 1 << (at % 8);
+            for (file, content) in [("index", None), ("objects", None), (name, Some(&corrupted))] {
                 match content {
                     Some(content) => std::fs::write(copy.path().join(file), content).unwrap(),
                     None => drop(std::fs::copy(dir.path().join(file), copy.path().join(file)).unwrap()),
                 }
             }
-            let right = check(copy.path(), &live, &dead, &format!("byte {at} of {name}"));
+            let intact = check(copy.path(), &present, &missing, &format!("byte {at} of {name}"));
             assert!(
-                right + 1 >= live.len() || (name == "index" && at < 64),
+                intact + 1 >= present.len() || (name == "index" && at < 64),
                 "byte {at} of {name} costs at most one object"
             );
-            harmed += usize::from(right < live.len());
+            damaged += usize::from(intact < present.len());
             flipped += 1;
         }
-        assert!(harmed > 100, "{name}: only {harmed} of {flipped} flips were detected");
+        assert!(damaged > 100, "{name}: only {damaged} of {flipped} flips were detected");
     }
 }
 
 #[test]
 fn an_index_of_another_version_is_set_aside_and_the_store_begins_empty() {
     use mooncake_disk::layout::{IndexHeader, VERSION};
-    let (dir, live, dead) = image();
+    let (dir, present, missing) = image();
     let mut index = std::fs::read(dir.path().join("index")).unwrap();
     let header = IndexHeader::decode(&index).unwrap();
     index[..64].copy_from_slice(&IndexHeader { version: VERSION + 1, ..header }.encode());
     std::fs::write(dir.path().join("index"), &index).unwrap();
-    assert_eq!(check(dir.path(), &live, &dead, "objects of another version"), 0);
-    let aside = dir.path().join(format!("index.version-{}", VERSION + 1));
-    assert_eq!(std::fs::read(aside).unwrap(), index);
+    assert_eq!(check(dir.path(), &present, &missing, "objects of another version"), 0);
+    let renamed_index = dir.path().join(format!("index.version-{}", VERSION + 1));
+    assert_eq!(std::fs::read(renamed_index).unwrap(), index);
     // The new store works, and is found again.
     let config = || StoreConfig::new(dir.path(), CAPACITY);
     let (store, _) = FileStore::open(threads(), config()).unwrap();
@@ -154,10 +154,10 @@ fn an_index_of_another_version_is_set_aside_and_the_store_begins_empty() {
 /// Objects of one store are not taken for those of another, even at the same offset.
 #[test]
 fn records_of_another_store_do_not_count() {
-    let (one, live, dead) = image();
+    let (one, present, missing) = image();
     let (two, ..) = image();
     std::fs::copy(two.path().join("objects"), one.path().join("objects")).unwrap();
-    assert_eq!(check(one.path(), &live, &dead, "objects of another store"), 0);
+    assert_eq!(check(one.path(), &present, &missing, "objects of another store"), 0);
 }
 
 /// Process that the next test kills. It prints what it is about to do, does it, and prints that it
@@ -171,7 +171,7 @@ fn writer() {
     let disk = engines()[(seed % 3) as usize].clone();
     let (store, _) = open(&disk, Path::new(dir), 4 << 20);
     let out = std::io::stdout();
-    let say = |line: String| {
+    let print = |line: String| {
         let mut out = out.lock();
         out.write_all(line.as_bytes()).and_then(|()| out.flush()).unwrap();
     };
@@ -180,13 +180,13 @@ fn writer() {
         let (key, value) = (rng.below(12), seed * 1_000_000 + n);
         let len = 1 + rng.below(120_000);
         if rng.below(8) == 0 {
-            say(format!("\nremove {key}\n"));
+            print(format!("\nremove {key}\n"));
             futures::executor::block_on(store.remove([key.to_le_bytes()]));
         } else {
-            say(format!("\nput {key} {value} {len}\n"));
+            print(format!("\nput {key} {value} {len}\n"));
             put(&store, &key.to_le_bytes(), &pattern(value, len as usize)).unwrap();
         }
-        say("done\n".into());
+        print("done\n".into());
     }
 }
 
@@ -195,17 +195,17 @@ fn killed_while_writing() {
     let dir = dir();
     let mut rng = Rng::from_os();
     // Possible content of each key: the last acknowledged value, and the one in progress.
-    let mut may: std::collections::HashMap<u64, Vec<Option<(u64, u64)>>> = Default::default();
+    let mut possible: std::collections::HashMap<u64, Vec<Option<(u64, u64)>>> = Default::default();
     let (mut survivors, mut rounds) = (0, 0);
     for seed in 0..200u64 {
-        let place = format!("{}#{seed}", dir.path().display());
+        let argument = format!("{}#{seed}", dir.path().display());
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "writer", "--ignored", "--nocapture", "--skip", &place])
+            .args(["--exact", "writer", "--ignored", "--nocapture", "--skip", &argument])
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let (mut left, mut pending) = (1 + rng.below(40), None);
+        let (mut remaining, mut pending) = (1 + rng.below(40), None);
         let mut killed = false;
         while let Some(Ok(line)) = lines.next() {
             let words: Vec<&str> = line.split_whitespace().collect();
@@ -215,13 +215,13 @@ fn killed_while_writing() {
                 Some(&"remove") => pending = Some((number(1), None)),
                 Some(&"done") => {
                     if let Some((key, what)) = pending.take() {
-                        may.insert(key, vec![what]);
+                        possible.insert(key, vec![what]);
                     }
                 }
                 _ => continue,
             }
-            left -= 1;
-            if left == 0 && !killed {
+            remaining -= 1;
+            if remaining == 0 && !killed {
                 // Often in the middle of an operation: the child runs while this loop does.
                 for n in 0..rng.below(200_000) {
                     std::hint::black_box(n);
@@ -229,15 +229,15 @@ fn killed_while_writing() {
                 child.kill().unwrap();
                 killed = true;
             }
-            left = left.max(1);
+            remaining = remaining.max(1);
         }
         child.wait().unwrap();
         assert!(killed, "the writer ended by itself");
         if let Some((key, what)) = pending {
-            may.entry(key).or_insert_with(|| vec![None]).push(what);
+            possible.entry(key).or_insert_with(|| vec![None]).push(what);
         }
         let (store, _) = open(&engines()[(rng.below(3)) as usize], dir.path(), 4 << 20);
-        for (key, options) in &mut may {
+        for (key, options) in &mut possible {
             let read = get(&store, &key.to_le_bytes()).unwrap();
             let is = |option: &Option<(u64, u64)>| match (option, &read) {
                 (None, None) => true,

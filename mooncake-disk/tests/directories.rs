@@ -2,13 +2,15 @@
 
 mod common;
 
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::Path;
 use std::process::Command;
 
 use common::{dir, engines, get, open, pattern, put};
+use mooncake_core::alloc::BuiltinAllocator;
+use mooncake_core::evict::BuiltinPolicy;
 use mooncake_core::{ErrorCode, ErrorKind};
-use mooncake_disk::{DiskConfig, FileStore, StoreConfig};
+use mooncake_disk::{DiskConfig, FileStore, LockedDir, StoreConfig};
 
 fn refused(dir: &Path) -> mooncake_core::Error {
     FileStore::open(DiskConfig::default(), StoreConfig::new(dir, 1 << 20)).unwrap_err()
@@ -77,6 +79,58 @@ fn refuses_a_directory_in_use() {
     assert!(error.message().contains(&format!("process {parent}")), "{error}");
 }
 
+/// Returns the name of a locked directory below the shared one, or an empty one for that itself.
+fn name_in(dir: &Path, locked: &LockedDir) -> String {
+    locked.path().strip_prefix(dir).unwrap().display().to_string()
+}
+
+#[test]
+fn processes_that_share_a_directory_take_over_each_others_stores() {
+    let dir = dir();
+    let lock = || LockedDir::lock_shared(dir.path()).unwrap();
+    let [first, second, third] = [lock(), lock(), lock()];
+    let names = [&first, &second, &third].map(|locked| name_in(dir.path(), locked));
+    assert_eq!(names, ["", "worker-1", "worker-2"]);
+    // The first free one is taken, and a store of its own refuses the directory.
+    drop(second);
+    assert_eq!(name_in(dir.path(), &lock()), "worker-1");
+    assert_eq!(refused(dir.path()).code(), ErrorCode::FileLockFail);
+    drop(first);
+    let first = lock();
+    assert_eq!(name_in(dir.path(), &first), "");
+    let open = |locked: LockedDir| {
+        let config = StoreConfig::new("/nowhere", 1 << 20);
+        FileStore::<BuiltinAllocator, BuiltinPolicy>::open_locked(DiskConfig::default(), config, locked)
+            .unwrap()
+    };
+    let ((store, _), (other, found)) = (open(first), open(lock()));
+    assert_eq!(found.objects, 0);
+    put(&store, b"key", b"value").unwrap();
+    put(&other, b"key", b"other").unwrap();
+    assert_eq!(get(&store, b"key").unwrap().as_deref(), Some(&b"value"[..]));
+    drop((store, other));
+    let ((store, found), (other, _)) = (open(lock()), open(lock()));
+    assert_eq!(found.objects, 1);
+    assert_eq!(get(&store, b"key").unwrap().as_deref(), Some(&b"value"[..]));
+    assert_eq!(get(&other, b"key").unwrap().as_deref(), Some(&b"other"[..]));
+    assert_eq!(mode(dir.path()), 0o700);
+    assert_eq!(mode(&dir.path().join("worker-1")), 0o700);
+}
+
+#[test]
+fn many_processes_at_once_share_a_directory() {
+    let dir = dir();
+    let locked: Vec<LockedDir> = std::thread::scope(|scope| {
+        let threads: Vec<_> =
+            (0..16).map(|_| scope.spawn(|| LockedDir::lock_shared(dir.path()).unwrap())).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    let mut names: Vec<_> = locked.iter().map(|locked| name_in(dir.path(), locked)).collect();
+    names.sort();
+    names.dedup();
+    assert_eq!(names.len(), 16, "{names:?}");
+}
+
 #[test]
 fn a_directory_of_another_user() {
     let dir = dir();
@@ -135,25 +189,25 @@ fn lives_on_a_full_file_system() {
     for (at, disk) in engines().into_iter().enumerate() {
         let dir = dir.join(at.to_string());
         let (store, _) = open(&disk, &dir, 64 << 20);
-        let (mut kept, mut refused) = (Vec::new(), 0);
+        let (mut stored, mut refused) = (Vec::new(), 0);
         for i in 0..100u64 {
             match put(&store, &i.to_le_bytes(), &pattern(i, 100_000)) {
-                Ok(()) => kept.push(i),
+                Ok(()) => stored.push(i),
                 Err(error) => {
                     assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
                     refused += 1;
                 }
             }
         }
-        assert!(kept.len() > 20 && refused > 40, "{} kept, {refused} refused", kept.len());
+        assert!(stored.len() > 20 && refused > 40, "{} stored, {refused} refused", stored.len());
         assert!(store.stats().disk.no_space > 0);
         for i in 0..100u64 {
             let read = get(&store, &i.to_le_bytes()).unwrap();
-            assert!(read == kept.contains(&i).then(|| pattern(i, 100_000)), "{i}");
+            assert!(read == stored.contains(&i).then(|| pattern(i, 100_000)), "{i}");
         }
         drop(store);
         let (store, found) = open(&disk, &dir, 64 << 20);
-        assert_eq!(found.objects, kept.len() as u64, "acknowledged objects are present");
+        assert_eq!(found.objects, stored.len() as u64, "acknowledged objects are present");
         drop(store);
         std::fs::remove_dir_all(&dir).unwrap();
     }
@@ -170,4 +224,71 @@ fn a_device_that_is_too_short() {
             FileStore::open(DiskConfig::default(), StoreConfig::new(dir.path(), capacity)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Invalid);
     }
+}
+
+fn mode(path: &Path) -> u32 {
+    std::fs::symlink_metadata(path).unwrap().mode() & 0o7777
+}
+
+fn widen(path: &Path, bits: u32) {
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(bits)).unwrap();
+}
+
+/// Opens the store and checks that no other user has access.
+fn check_private(dir: &Path) -> usize {
+    let (store, found) = open(&DiskConfig::default(), dir, 1 << 20);
+    put(&store, format!("key {}", found.objects).as_bytes(), b"value").unwrap();
+    drop(store);
+    let mut files = 0;
+    for entry in std::fs::read_dir(dir).unwrap().map_while(Result::ok) {
+        assert_eq!(mode(&entry.path()), 0o600, "{}", entry.path().display());
+        files += 1;
+    }
+    assert_eq!((mode(dir), files), (0o700, 3));
+    usize::try_from(found.objects).unwrap()
+}
+
+#[test]
+fn values_and_keys_are_private_to_the_user() {
+    let dir = dir();
+    let folder = dir.path().join("a/disk");
+    assert_eq!(check_private(&folder), 0);
+    // Earlier versions left the permissions to the umask.
+    for name in ["objects", "index", "lock"] {
+        widen(&folder.join(name), 0o644);
+    }
+    widen(&folder, 0o755);
+    assert_eq!(check_private(&folder), 1);
+}
+
+#[test]
+fn a_link_or_a_file_of_another_user_is_refused_by_name() {
+    let letter = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(letter.path(), "dear all").unwrap();
+    for name in ["lock", "index", "objects"] {
+        let dir = dir();
+        check_private(dir.path());
+        let path = dir.path().join(name);
+        let moved_path = dir.path().join("aside");
+        std::fs::rename(&path, &moved_path).unwrap();
+        symlink(letter.path(), &path).unwrap();
+        let error = refused(dir.path());
+        assert!(error.message().contains("symbolic link") && error.message().contains(name), "{error}");
+        assert_eq!(std::fs::read(letter.path()).unwrap(), b"dear all");
+        std::fs::rename(&moved_path, &path).unwrap();
+        if chown(&path, Some(65534), None).is_ok() {
+            let error = refused(dir.path());
+            assert!(error.message().contains("user 65534") && error.message().contains(name), "{error}");
+            chown(&path, Some(0), None).unwrap();
+        }
+        check_private(dir.path());
+    }
+    // A link in place of a file that is being written is replaced.
+    let dir = dir();
+    std::fs::create_dir(dir.path().join("disk")).unwrap();
+    symlink(letter.path(), dir.path().join("disk/index.new")).unwrap();
+    check_private(&dir.path().join("disk"));
+    assert_eq!(std::fs::read(letter.path()).unwrap(), b"dear all");
+    symlink("disk", dir.path().join("link")).unwrap();
+    assert!(refused(&dir.path().join("link")).message().contains("symbolic link"));
 }

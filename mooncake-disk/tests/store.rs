@@ -178,9 +178,9 @@ fn agrees_with_a_map() {
                     assert!(block_on(store.trim()) == 0 || store.stats().used <= 8 * (2 * MIB) / 10);
                 }
             }
-            for gone in store.take_departed() {
+            for key in store.take_departed() {
                 evicted += 1;
-                model.remove(std::str::from_utf8(&gone).unwrap());
+                model.remove(std::str::from_utf8(&key).unwrap());
             }
             assert!(store.stats().used <= 2 * MIB);
         }
@@ -312,7 +312,7 @@ fn a_disk_that_does_not_respond_delays_no_deadline() {
         let segment = disk.open(&OpenSegment { path, len: MIB, grows: false }).unwrap();
         let write = |at: u64, deadline| {
             let write = [Transfer::new(segment.addr() + at, vec![7u8; 5000])];
-            transfer::write(&disk, &disk.own(), write, deadline)
+            transfer::write(&disk, &disk.own_peer(), write, deadline)
         };
         let start = clock.now();
         let (result, _) = write(0, Some(start.after(Duration::from_millis(100)))).wait();
@@ -354,7 +354,7 @@ fn the_page_cache_is_bypassed_if_the_file_system_supports_it() {
 }
 
 /// Returns the share of reads that find their object, of keys in a loop of which three fifths fit.
-fn found_in_a_loop(policy: PolicyKind) -> f64 {
+fn hit_rate_in_loop(policy: PolicyKind) -> f64 {
     let dir = dir();
     let config = StoreConfig { eviction: policy.into(), ..StoreConfig::new(dir.path(), 60 * 8192) };
     let (store, _) = FileStore::open(DiskConfig::default(), config).unwrap();
@@ -371,6 +371,6 @@ fn found_in_a_loop(policy: PolicyKind) -> f64 {
 
 #[test]
 fn a_policy_learns_from_the_reads_of_the_disk() {
-    let [lru, gittins] = [PolicyKind::Lru, PolicyKind::Gittins].map(found_in_a_loop);
+    let [lru, gittins] = [PolicyKind::Lru, PolicyKind::Gittins].map(hit_rate_in_loop);
     assert!(lru == 0.0 && gittins > 0.3, "{gittins} with gittins, {lru} with lru");
 }

@@ -34,7 +34,7 @@ impl Absent {
         Err(not_built(C::TRANSPORT))
     }
 
-    pub(crate) fn leads_to(&self, _: u64, _: u64) -> bool {
+    pub(crate) fn contains(&self, _: u64, _: u64) -> bool {
         match self.0 {}
     }
 }
@@ -88,6 +88,11 @@ impl PartialTransport for Absent {
 /// Fails: the names of RDMA devices are unknown without the transport.
 pub(crate) fn device_names() -> Result<Vec<String>> {
     Err(not_built("rdma"))
+}
+
+/// Fails: GPUs are unknown without the transport.
+pub(crate) fn device_summaries() -> Result<Vec<Result<String>>> {
+    Err(not_built("nvlink"))
 }
 
 /// CUDA library.

@@ -1,18 +1,72 @@
 //! Table of the numbered batches of an engine.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::fmt;
 
+use mooncake_core::fault_injection::is_planted;
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_transport::engine::{BatchView, EngineCode, Progress, Status};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
+/// Maximum number of batches that have ended and are not freed.
+pub(crate) const MAX_ENDED_BATCHES: usize = 1 << 16;
+/// Maximum number of requests in batches that have ended and are not freed.
+pub(crate) const MAX_ENDED_REQUESTS: usize = 1 << 22;
+
 /// Table of the numbered batches of an engine.
 #[derive(Default)]
 pub(crate) struct Batches {
-    pub(crate) open: Mutex<HashMap<u64, NumberedBatch>>,
+    open: Mutex<OpenBatches>,
+}
+
+#[derive(Default)]
+struct OpenBatches {
+    by_id: BTreeMap<u64, NumberedBatch>,
+    /// Number of the requests of all batches.
+    requests: usize,
+    /// Number of batches and of requests above which the table is searched again for batches to
+    /// drop, because most of them were in progress at the last search.
+    next_search: (usize, usize),
+}
+
+impl OpenBatches {
+    fn remove(&mut self, id: u64) -> Option<NumberedBatch> {
+        let batch = self.by_id.remove(&id)?;
+        self.requests -= batch.requests.len();
+        Some(batch)
+    }
+
+    /// Drops the oldest batches that have ended, if there are too many. Returns the dropped ones.
+    fn drop_ended(&mut self) -> Vec<NumberedBatch> {
+        let (batches, requests) = self.next_search;
+        if self.by_id.len() <= batches.max(MAX_ENDED_BATCHES)
+            && self.requests <= requests.max(MAX_ENDED_REQUESTS)
+        {
+            return Vec::new();
+        }
+        // A part more than necessary, so that not every new batch causes a search.
+        let (batches, requests) =
+            (MAX_ENDED_BATCHES - MAX_ENDED_BATCHES / 16, MAX_ENDED_REQUESTS - MAX_ENDED_REQUESTS / 16);
+        let (mut too_many, mut too_long) =
+            (self.by_id.len().saturating_sub(batches), self.requests.saturating_sub(requests));
+        let mut is_dropped = |batch: &NumberedBatch| {
+            let is_dropped = (too_many > 0 || too_long > 0) && !batch.parts.is_empty() && batch.is_finished();
+            if is_dropped {
+                too_many = too_many.saturating_sub(1);
+                too_long = too_long.saturating_sub(batch.requests.len());
+            }
+            is_dropped
+        };
+        let ids = self.by_id.iter().filter(|(_, batch)| is_dropped(batch)).map(|(id, _)| *id);
+        let ids: Vec<u64> = ids.collect();
+        let dropped: Vec<_> = ids.iter().filter_map(|id| self.by_id.remove(id)).collect();
+        self.requests -= dropped.iter().map(|batch| batch.requests.len()).sum::<usize>();
+        self.next_search =
+            (self.by_id.len() + MAX_ENDED_BATCHES / 16, self.requests + MAX_ENDED_REQUESTS / 16);
+        dropped
+    }
 }
 
 pub(crate) struct NumberedBatch {
@@ -26,7 +80,7 @@ pub(crate) struct NumberedBatch {
 pub(crate) struct BatchPart {
     pub(crate) view: BatchView,
     /// First failure of the requests and the notification, once they have ended.
-    pub(crate) over: watch::Receiver<Option<Result<(), (ErrorCode, String)>>>,
+    pub(crate) outcome: watch::Receiver<Option<Result<(), (ErrorCode, String)>>>,
     pub(crate) task: AbortHandle,
     /// True if a notification is sent when all requests have succeeded.
     pub(crate) notifies: bool,
@@ -34,15 +88,15 @@ pub(crate) struct BatchPart {
 
 impl BatchPart {
     /// Returns whether the part has ended, except for the release of its memory.
-    pub(crate) fn is_over(&self) -> bool {
-        self.over.borrow().is_some()
-            || self.over.has_changed().is_err()
-            || (self.view.is_over() && !self.is_notifying())
+    pub(crate) fn is_finished(&self) -> bool {
+        self.outcome.borrow().is_some()
+            || self.outcome.has_changed().is_err()
+            || (self.view.is_finished() && !self.is_notifying())
     }
 
     /// Returns whether all requests have succeeded, and the notification is not sent yet.
     fn is_notifying(&self) -> bool {
-        self.notifies && self.over.borrow().is_none() && self.view.overall().status == Status::Completed
+        self.notifies && self.outcome.borrow().is_none() && self.view.overall().status == Status::Completed
     }
 
     /// Returns the progress of a request. The last request is not completed before the notification
@@ -76,26 +130,51 @@ impl NumberedBatch {
         }
     }
 
-    pub(crate) fn is_over(&self) -> bool {
-        self.parts.iter().all(|part| part.as_ref().is_some_and(BatchPart::is_over))
+    pub(crate) fn is_finished(&self) -> bool {
+        self.parts.iter().all(|part| part.as_ref().is_some_and(BatchPart::is_finished))
     }
 }
 
 impl Batches {
     pub(crate) fn with<R>(&self, id: u64, then: impl FnOnce(&mut NumberedBatch) -> Result<R>) -> Result<R> {
-        match self.open.lock().get_mut(&id) {
-            Some(entry) => then(entry),
-            None => Err(Error::invalid(format!(
-                "unknown batch {id}: it was freed, or not allocated by this engine"
+        let mut open = self.open.lock();
+        let Some(entry) = open.by_id.get_mut(&id) else {
+            return Err(Error::invalid(format!(
+                "unknown batch {id}: it was freed, dropped as one of the oldest that had ended, or not allocated by this engine"
             ))
-            .with_engine_code(EngineCode::InvalidArgument)),
+            .with_engine_code(EngineCode::InvalidArgument));
+        };
+        let before = entry.requests.len();
+        let result = then(entry);
+        let more = entry.requests.len() - before;
+        open.requests += more;
+        result
+    }
+
+    /// Adds an empty batch. Drops the oldest batches that have ended, if there are too many.
+    pub(crate) fn add(&self, id: u64, capacity: usize) {
+        let batch = NumberedBatch { capacity, requests: Vec::new(), parts: Vec::new() };
+        let mut open = self.open.lock();
+        open.by_id.insert(id, batch);
+        let dropped = if is_planted("ended-batches-are-kept") { Vec::new() } else { open.drop_ended() };
+        drop(open);
+        if !dropped.is_empty() {
+            tracing::warn!(
+                batches = dropped.len(),
+                "batches dropped that had ended and were never freed or queried"
+            );
         }
+    }
+
+    pub(crate) fn remove(&self, id: u64) {
+        let removed = self.open.lock().remove(id);
+        drop(removed);
     }
 }
 
 impl Drop for Batches {
     fn drop(&mut self) {
-        for part in self.open.get_mut().values().flat_map(|entry| entry.parts.iter().flatten()) {
+        for part in self.open.get_mut().by_id.values().flat_map(|entry| entry.parts.iter().flatten()) {
             part.task.abort();
         }
     }
@@ -103,6 +182,6 @@ impl Drop for Batches {
 
 impl fmt::Debug for Batches {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Batches").field("open", &self.open.lock().len()).finish()
+        f.debug_struct("Batches").field("open", &self.open.lock().by_id.len()).finish()
     }
 }

@@ -6,11 +6,13 @@ pub(crate) use crate::absent::Absent as Tcp;
 #[cfg(not(feature = "transport-shm"))]
 pub(crate) use crate::absent::Absent as Shm;
 #[cfg(not(feature = "transport-nvlink"))]
-pub(crate) use crate::absent::{Absent as Nvlink, Cuda, CudaDriver, StreamOrder};
+pub(crate) use crate::absent::{Absent as Nvlink, Cuda, CudaDriver, StreamOrder, device_summaries};
 #[cfg(not(feature = "transport-rdma"))]
 pub(crate) use crate::absent::{Absent as Rdma, device_names};
 #[cfg(feature = "transport-nvlink")]
-pub(crate) use mooncake_nvlink::{Cuda, CudaDriver, NvlinkTransport as Nvlink, StreamOrder};
+pub(crate) use mooncake_nvlink::{
+    Cuda, CudaDriver, NvlinkTransport as Nvlink, StreamOrder, device_summaries,
+};
 #[cfg(feature = "transport-rdma")]
 pub(crate) use mooncake_rdma::{RdmaTransport as Rdma, verbs::device_names};
 #[cfg(feature = "transport-shm")]

@@ -1,6 +1,6 @@
 //! The transfer engine over every transport of the build, and its builder.
 
-use std::net::Ipv6Addr;
+use std::net::IpAddr;
 use std::ops::Deref;
 use std::path::PathBuf;
 use std::ptr::NonNull;
@@ -10,17 +10,20 @@ use std::time::Duration;
 use mooncake_core::clock::{SharedClock, SystemClock};
 use mooncake_core::{Error, ErrorKind, Result};
 use mooncake_metadata::{DirectoryOptions, P2P, RedisLogin};
+use mooncake_transport::admission::ByteBudget;
+use mooncake_transport::bind_address::bind_address;
 use mooncake_transport::config::{RdmaConfig, TcpConfig};
 use mooncake_transport::engine::{Engine, HandshakePort, LocalCopies};
-use mooncake_transport::net::{HostPort, default_host_v6};
+use mooncake_transport::net::HostPort;
 use mooncake_transport::topology::{Discovery, Topology};
 use mooncake_transport::{Directory, Region};
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::task::AbortHandle;
 
-use crate::addressed::{Gone, Regions, UNUSED_WITHIN, foreign, still_in_use};
+use crate::addressed::{Regions, UNUSED_WITHIN, UnusedSignal, caller_memory, still_in_use_error};
 use crate::batches::Batches;
 use crate::built_in::StreamOrder;
+use crate::failure_log::FailureLog;
 use crate::managed::Managed;
 use crate::summary::log_every;
 use crate::transport_set::{TransportOptions, TransportSet};
@@ -43,13 +46,15 @@ pub struct TransferEngine {
 pub(crate) struct Parts {
     pub(crate) batches: Batches,
     pub(crate) managed: Managed,
+    pub(crate) failures: Arc<FailureLog>,
     pub(crate) regions: Arc<Regions>,
     pub(crate) runtime: Handle,
     timeout: Duration,
     topology: Topology,
-    longest: Option<Duration>,
+    max_timeout: Option<Duration>,
     summary: Option<AbortHandle>,
-    instead: Option<Error>,
+    fallback_reason: Option<Error>,
+    bound: Option<IpAddr>,
     /// Stream order of the transfers, created by the first transfer that needs it.
     pub(crate) streams: OnceLock<StreamOrder>,
 }
@@ -64,9 +69,15 @@ impl Drop for Parts {
 
 impl TransferEngine {
     /// Returns the error of the selected transport, if TCP replaces it
-    /// ([`or_tcp`](TransferEngineBuilder::or_tcp)).
-    pub fn instead(&self) -> Option<&Error> {
-        self.parts.instead.as_ref()
+    /// ([`allow_tcp_fallback`](TransferEngineBuilder::allow_tcp_fallback)).
+    pub fn fallback_reason(&self) -> Option<&Error> {
+        self.parts.fallback_reason.as_ref()
+    }
+
+    /// Returns the address at which the ports of the engine listen. `None` stands for every
+    /// address.
+    pub fn bound_address(&self) -> Option<IpAddr> {
+        self.parts.bound
     }
 
     /// Returns a builder; [`start`](TransferEngineBuilder::start) starts the engine.
@@ -87,9 +98,9 @@ impl TransferEngine {
 
     /// Returns the default time limit of a transfer: the engine's timeout and a nanosecond per
     /// byte.
-    pub fn patience(&self, bytes: u64) -> Duration {
-        let patience = self.parts.timeout.saturating_add(Duration::from_nanos(bytes));
-        self.parts.longest.map_or(patience, |longest| patience.min(longest))
+    pub fn timeout_for(&self, bytes: u64) -> Duration {
+        let timeout = self.parts.timeout.saturating_add(Duration::from_nanos(bytes));
+        self.parts.max_timeout.map_or(timeout, |max| timeout.min(max))
     }
 
     /// Returns the table of memory registered by address.
@@ -107,9 +118,9 @@ impl TransferEngine {
     /// # Safety
     /// As [`register_raw_many`](Self::register_raw_many).
     pub async unsafe fn register_raw(&self, address: u64, len: usize) -> Result<()> {
-        let pieces = [(address, len)];
+        let ranges = [(address, len)];
         // SAFETY: passed on.
-        unsafe { self.register_raw_many(&pieces) }.await
+        unsafe { self.register_raw_many(&ranges) }.await
     }
 
     /// Registers several ranges, all or none, and publishes them once.
@@ -122,18 +133,37 @@ impl TransferEngine {
     /// [`unregister_raw`](Self::unregister_raw) has returned without an error, or the engine and
     /// everything taken from it is dropped. The caller expects peers and requests to read and write
     /// them at any time.
-    pub async unsafe fn register_raw_many(&self, pieces: &[(u64, usize)]) -> Result<()> {
-        let (mut sources, mut signs) = (Vec::new(), Vec::new());
-        for &(address, len) in pieces {
+    pub async unsafe fn register_raw_many(&self, ranges: &[(u64, usize)]) -> Result<()> {
+        let (mut sources, mut signals) = (Vec::new(), Vec::new());
+        for &(address, len) in ranges {
             // SAFETY: promised by the caller; `unregister_raw` waits for the signal.
-            let (source, gone) = unsafe { foreign(address, len) }?;
+            let (source, signal) = unsafe { caller_memory(address, len) }?;
             sources.push(source);
-            signs.push(gone);
+            signals.push(signal);
         }
         let regions = self.engine.register_many(sources).await?;
-        for (region, gone) in regions.into_iter().zip(signs) {
-            self.parts.regions.add(region, gone);
+        for (region, signal) in regions.into_iter().zip(signals) {
+            self.parts.regions.add(region, signal);
         }
+        Ok(())
+    }
+
+    /// Registers several ranges for the local side of transfers only, all or none. Peers are
+    /// refused. The memory may overlap other memory of this engine.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS` for an empty or unmapped range, and the errors of the transport.
+    ///
+    /// # Safety
+    /// As [`register_raw_many`](Self::register_raw_many), without peers.
+    pub unsafe fn register_raw_local(&self, ranges: &[(u64, usize)]) -> Result<()> {
+        let mut regions = Vec::with_capacity(ranges.len());
+        for &(address, len) in ranges {
+            // SAFETY: promised by the caller; `unregister_raw` waits for the signal.
+            let (source, signal) = unsafe { caller_memory(address, len) }?;
+            regions.push((self.engine.register_local(source)?, signal));
+        }
+        regions.into_iter().for_each(|(region, signal)| self.parts.regions.add(region, signal));
         Ok(())
     }
 
@@ -144,13 +174,13 @@ impl TransferEngine {
     /// registered memory begins at an address. `OBJECT_REPLICA_BUSY` if a transfer does not end
     /// within a minute: the memory must stay allocated for ever then.
     pub async fn unregister_raw(&self, addresses: &[u64]) -> Result<()> {
-        let mut all_gone = true;
-        for gone in self.parts.regions.take(addresses)? {
-            all_gone &= gone.within(UNUSED_WITHIN).await;
+        let mut all_unused = true;
+        for signal in self.parts.regions.take(addresses)? {
+            all_unused &= signal.within(UNUSED_WITHIN).await;
         }
         let published = self.engine.settle_publication().await;
         // Memory in use must not be freed, so that this error precedes one of the publication.
-        if all_gone { published } else { Err(still_in_use()) }
+        if all_unused { published } else { Err(still_in_use_error()) }
     }
 
     /// Registers memory of the caller while `work` runs. Returns when the memory is unregistered
@@ -165,22 +195,27 @@ impl TransferEngine {
     /// # Errors
     /// Those of [`register_raw`](Self::register_raw), and `INVALID_PARAMS` on a single-threaded
     /// runtime. `work` has not run then.
-    pub fn lend<R>(&self, bytes: &mut [u8], work: impl FnOnce(&Region<TransportSet>) -> R) -> Result<R> {
+    pub fn with_registered<R>(
+        &self,
+        bytes: &mut [u8],
+        work: impl FnOnce(&Region<TransportSet>) -> R,
+    ) -> Result<R> {
         let span = NonNull::from(&mut *bytes).cast::<u8>();
-        // SAFETY: `until_gone` holds the borrow until the signal is set, even if `work` panics.
-        let (source, gone) = unsafe { foreign(span.as_ptr().expose_provenance() as u64, bytes.len()) }?;
-        let until_gone = UntilGone(gone);
+        // SAFETY: `wait_guard` holds the borrow until the signal is set, even if `work` panics.
+        let (source, signal) =
+            unsafe { caller_memory(span.as_ptr().expose_provenance() as u64, bytes.len()) }?;
+        let wait_guard = WaitUntilUnused(signal);
         let region = self.block_on(self.engine.register(source))??;
         let result = work(&region);
         drop(region);
-        drop(until_gone);
+        drop(wait_guard);
         self.block_on(self.engine.settle_publication())??;
         Ok(result)
     }
 
     fn block_on<F: Future>(&self, future: F) -> Result<F::Output> {
         match Handle::try_current() {
-            Ok(here) if here.runtime_flavor() == RuntimeFlavor::CurrentThread => {
+            Ok(handle) if handle.runtime_flavor() == RuntimeFlavor::CurrentThread => {
                 Err(Error::invalid("cannot block: the runtime has one thread; call from another thread"))
             }
             Ok(_) => Ok(tokio::task::block_in_place(|| self.parts.runtime.block_on(future))),
@@ -207,9 +242,9 @@ impl TransferEngine {
 }
 
 /// Guard that waits on drop until nothing uses the borrowed memory.
-struct UntilGone(Arc<Gone>);
+struct WaitUntilUnused(Arc<UnusedSignal>);
 
-impl Drop for UntilGone {
+impl Drop for WaitUntilUnused {
     fn drop(&mut self) {
         while !self.0.wait(UNUSED_WITHIN) {
             tracing::warn!("borrowed memory is still in use; waiting until its slices are dropped");
@@ -235,21 +270,24 @@ pub struct TransferEngineBuilder {
     directory: Option<Directory>,
     protocol: String,
     devices: Vec<String>,
-    or_tcp: bool,
+    allow_tcp_fallback: bool,
     transports: Option<TransportOptions>,
     pub(crate) handshake: HandshakePort,
     local_copies: Option<LocalCopies>,
     topology: Option<Topology>,
     clock: SharedClock,
     pub(crate) timeout: Duration,
-    pub(crate) longest: Option<Duration>,
-    pub(crate) caches: bool,
+    pub(crate) max_timeout: Option<Duration>,
+    /// Limit of the bytes of incomplete requests and unread responses of the process.
+    pub(crate) connection_bytes: Option<u64>,
+    pub(crate) cache_descriptors: bool,
     pub(crate) refresh: Option<Duration>,
+    unused_after: Option<Duration>,
     // Set by the environment only.
     pub(crate) port_of_name: bool,
     /// Address to publish, if the environment sets one.
-    pub(crate) told: Option<String>,
-    pub(crate) ipv6: bool,
+    pub(crate) published_host: Option<String>,
+    pub(crate) bind_address: String,
     pub(crate) ports: (Option<u16>, Option<u16>),
     pub(crate) force_tcp: bool,
     pub(crate) force_rdma: bool,
@@ -280,19 +318,21 @@ impl Default for TransferEngineBuilder {
             directory: None,
             protocol: String::new(),
             devices: Vec::new(),
-            or_tcp: false,
+            allow_tcp_fallback: false,
             transports: None,
             handshake: HandshakePort::default(),
             local_copies: None,
             topology: None,
             clock: SystemClock::shared(),
             timeout: Duration::from_secs(30),
-            longest: None,
-            caches: true,
+            max_timeout: None,
+            connection_bytes: None,
+            cache_descriptors: true,
             refresh: None,
+            unused_after: None,
             port_of_name: false,
-            told: None,
-            ipv6: false,
+            published_host: None,
+            bind_address: String::new(),
             ports: (None, None),
             force_tcp: false,
             force_rdma: false,
@@ -354,16 +394,16 @@ impl TransferEngineBuilder {
     /// Sets the devices of the transport, separated by commas. Empty or `auto-discovery` selects
     /// all. Only RDMA has devices, and every named device must work.
     pub fn devices(mut self, names: &str) -> Self {
-        let named = names.split(',').map(str::trim).filter(|name| !name.is_empty());
-        self.devices = if names.trim() == AUTO { Vec::new() } else { named.map(str::to_owned).collect() };
+        let selected = names.split(',').map(str::trim).filter(|name| !name.is_empty());
+        self.devices = if names.trim() == AUTO { Vec::new() } else { selected.map(str::to_owned).collect() };
         self
     }
 
     /// Uses TCP alone if the selected transport cannot be opened: the build lacks it, or it has no
-    /// device. [`TransferEngine::instead`] and the log have the error. Without this call the start
-    /// fails. The start fails in any case with `MC_FORCE_HCA` and for invalid settings.
-    pub fn or_tcp(mut self) -> Self {
-        self.or_tcp = true;
+    /// device. [`TransferEngine::fallback_reason`] and the log have the error. Without this call
+    /// the start fails. The start fails in any case with `MC_FORCE_HCA` and for invalid settings.
+    pub fn allow_tcp_fallback(mut self) -> Self {
+        self.allow_tcp_fallback = true;
         self
     }
 
@@ -376,6 +416,14 @@ impl TransferEngineBuilder {
     /// Sets the handshake port: host, address and ports to choose from.
     pub fn handshake(mut self, port: HandshakePort) -> Self {
         self.handshake = port;
+        self
+    }
+
+    /// Sets the address of this host at which every port of the engine listens
+    /// (`MC_BIND_ADDRESS`). Empty, the default, selects loopback if the name is loopback, else
+    /// every address. `0.0.0.0` or `::` selects every address.
+    pub fn bind_address(mut self, address: impl Into<String>) -> Self {
+        self.bind_address = address.into();
         self
     }
 
@@ -407,13 +455,20 @@ impl TransferEngineBuilder {
     /// Sets whether descriptors are cached: a segment is looked up once, and again after a failed
     /// transfer (the default). Otherwise each opening looks it up.
     pub fn cache_descriptors(mut self, yes: bool) -> Self {
-        self.caches = yes;
+        self.cache_descriptors = yes;
         self
     }
 
     /// Looks up all opened segments at this interval, at least 1 ms.
     pub fn refresh_every(mut self, interval: Duration) -> Self {
         self.refresh = Some(interval);
+        self
+    }
+
+    /// Sets the time after which an opened segment is closed that no request uses and to whose
+    /// process there is no connection, at least a millisecond. The default is 10 s.
+    pub fn close_unused_after(mut self, time: Duration) -> Self {
+        self.unused_after = Some(time);
         self
     }
 
@@ -439,20 +494,29 @@ impl TransferEngineBuilder {
             Some(directory) => directory,
             None => mooncake_metadata::connect(&self.metadata, &self.options)?,
         };
+        if let Some(limit) = self.connection_bytes {
+            ByteBudget::of_process().set_limit(limit);
+        }
         self.settle_port(&directory);
-        let (transport, instead) = self.open_transports(&runtime)?;
+        let published = self.handshake.configured_host(&self.name, directory.is_p2p());
+        let bound = bind_address(&self.bind_address, published.as_deref())?;
+        self.handshake.bind = self.handshake.bind.or(bound);
+        let (transport, fallback_reason) = self.open_transports(&runtime, bound)?;
         let transport = Arc::new(transport);
         let mut engine = Engine::builder(transport)
             .name(self.name)
             .directory(directory)
             .handshake(self.handshake)
-            .cache_descriptors(self.caches)
+            .cache_descriptors(self.cache_descriptors)
             .clock(self.clock);
         if let Some(which) = self.local_copies {
             engine = engine.local_copies(which);
         }
         if let Some(interval) = self.refresh {
             engine = engine.refresh_every(interval);
+        }
+        if let Some(time) = self.unused_after {
+            engine = engine.close_unused_after(time);
         }
         let engine = engine.start().await?;
         let interval = self.summary.then_some(self.summary_interval);
@@ -461,28 +525,36 @@ impl TransferEngineBuilder {
         let parts = Parts {
             batches: Batches::default(),
             managed: Managed::default(),
+            failures: Arc::new(FailureLog::new(engine.clock().clone())),
             regions: Arc::default(),
             runtime,
             timeout: self.timeout,
             topology: self
                 .topology
                 .unwrap_or_else(|| Topology::of_this_host(&self.discovery, self.topology_file.as_deref())),
-            longest: self.longest,
+            max_timeout: self.max_timeout,
             summary,
-            instead,
+            fallback_reason,
+            bound,
             streams: OnceLock::new(),
         };
         Ok(TransferEngine { engine, parts: Arc::new(parts) })
     }
 
-    fn open_transports(&mut self, runtime: &Handle) -> Result<(TransportSet, Option<Error>)> {
+    fn open_transports(
+        &mut self,
+        runtime: &Handle,
+        bound: Option<IpAddr>,
+    ) -> Result<(TransportSet, Option<Error>)> {
+        let clock = self.clock.clone();
+        let open = |transports: TransportOptions| transports.bound_to(bound).open(runtime, &clock);
         if let Some(transports) = self.transports.take() {
-            return Ok((transports.open(runtime, &self.clock)?, None));
+            return Ok((open(transports)?, None));
         }
-        match self.transport_options().and_then(|transports| transports.open(runtime, &self.clock)) {
+        match self.transport_options().and_then(open) {
             // Invalid settings are reported, not replaced.
             Err(error)
-                if self.or_tcp
+                if self.allow_tcp_fallback
                     && !self.force_rdma
                     && self.protocol != "tcp"
                     && error.kind() != ErrorKind::Invalid =>
@@ -490,9 +562,24 @@ impl TransferEngineBuilder {
                 self.protocol = "tcp".into();
                 let transports = self.transport_options()?;
                 tracing::warn!(%error, "transport unavailable; using tcp");
-                Ok((transports.open(runtime, &self.clock)?, Some(error)))
+                Ok((open(transports)?, Some(error)))
             }
-            opened => Ok((opened?, None)),
+            Ok(opened) => Ok((opened, None)),
+            Err(error) => Err(match self.protocol_and_variable().1 {
+                Some(variable) => error.context(variable),
+                None => error,
+            }),
+        }
+    }
+
+    /// Returns the protocol, and the variable of the environment that chose it.
+    fn protocol_and_variable(&self) -> (&str, Option<&'static str>) {
+        match (self.force_tcp, self.force_rdma) {
+            (true, _) => ("tcp", Some("MC_FORCE_TCP")),
+            (_, true) => ("rdma", Some("MC_FORCE_HCA")),
+            _ if self.gpu.intra_node => ("nvlink_intra", Some("MC_INTRANODE_NVLINK")),
+            _ if self.gpu.force => ("nvlink", Some("MC_FORCE_MNNVL")),
+            _ => (&self.protocol, None),
         }
     }
 
@@ -502,14 +589,7 @@ impl TransferEngineBuilder {
     /// # Errors
     /// `NOT_SUPPORTED` for a transport that the build lacks.
     pub fn transport_options(&self) -> Result<TransportOptions> {
-        let protocol = match (self.force_tcp, self.force_rdma) {
-            (true, _) => "tcp",
-            (_, true) => "rdma",
-            _ if self.gpu.intra_node => "nvlink_intra",
-            _ if self.gpu.force => "nvlink",
-            _ => &self.protocol,
-        };
-        let mut transports = TransportOptions::named(protocol)?;
+        let mut transports = TransportOptions::for_protocol(self.protocol_and_variable().0)?;
         if let Some(rdma) = &mut transports.rdma {
             *rdma = self.rdma.clone().unwrap_or_default();
             rdma.discovery = self.discovery.clone();
@@ -538,8 +618,8 @@ impl TransferEngineBuilder {
             let read = Topology::read(path);
             read.inspect_err(|error| tracing::warn!(%error, "the custom topology is not used")).ok()
         };
-        let said = self.topology.clone().filter(|topology| !topology.devices().is_empty());
-        said.or_else(|| self.topology_file.as_ref().and_then(read))
+        let configured = self.topology.clone().filter(|topology| !topology.devices().is_empty());
+        configured.or_else(|| self.topology_file.as_ref().and_then(read))
     }
 
     /// Returns the settings of the metadata service and the handshake port, for an [`Engine`] that
@@ -564,18 +644,13 @@ impl TransferEngineBuilder {
         }
     }
 
-    fn settle_addresses(&mut self, named: bool) {
+    fn settle_addresses(&mut self, is_name_address: bool) {
         if let Some(ports) = self.drawn_ports() {
             self.handshake.ports = ports;
         }
         // An engine whose name is an address publishes that address.
-        if !named {
-            let first = || self.ipv6.then(|| default_host_v6().to_string());
-            self.handshake.host = self.told.take().or(self.handshake.host.take()).or_else(first);
-        }
-        if self.ipv6 && self.handshake.bind.is_none() {
-            // This address accepts both families.
-            self.handshake.bind = Some(Ipv6Addr::UNSPECIFIED.into());
+        if !is_name_address {
+            self.handshake.host = self.published_host.take().or(self.handshake.host.take());
         }
     }
 }
@@ -614,10 +689,10 @@ mod tests {
         let with = |rdma: RdmaConfig| {
             let builder =
                 TransferEngine::builder().name("127.0.0.1").protocol("rdma").devices("no such device");
-            TransferEngineBuilder { rdma: Some(rdma), ..builder.or_tcp() }.start()
+            TransferEngineBuilder { rdma: Some(rdma), ..builder.allow_tcp_fallback() }.start()
         };
         let engine = with(RdmaConfig::default()).await.unwrap();
-        assert!(engine.instead().is_some());
+        assert!(engine.fallback_reason().is_some());
         let error = with(RdmaConfig { mtu: 1500, ..RdmaConfig::default() }).await.unwrap_err();
         assert!(error.kind() == ErrorKind::Invalid && error.to_string().contains("mtu"), "{error}");
     }

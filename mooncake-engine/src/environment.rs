@@ -6,7 +6,9 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use mooncake_core::settings::values::{Parsed, any, number, optional, unless_off, within};
+use mooncake_core::settings::values::{
+    LONGEST_TIME, Parsed, any, bytes, number, optional, unless_off, within,
+};
 use mooncake_core::settings::{Environment, Setting, apply};
 use mooncake_core::{set, settings};
 use mooncake_transport::config::{Framing, RdmaConfig, TcpConfig};
@@ -23,18 +25,25 @@ const OUTGOING: RangeInclusive<u16> = 32768..=60999;
 pub const VARIABLES: &[Setting<TransferEngineBuilder>] = settings! {
     /// Timeout of a transfer in seconds, at least 5, plus a nanosecond per byte
     MC_TRANSFER_TIMEOUT: "30"
-        => set!(|engine, text| engine.timeout = Duration::from_secs(number::<u64>(text)?.max(5))),
+        => set!(|engine, text| engine.timeout = seconds(text, 0, LONGEST_TIME.as_secs())?.max(Duration::from_secs(5))),
     /// Maximum timeout of a transfer in seconds (1 to 65535), whatever its size
-    MC_SLICE_TIMEOUT: "" => set!(|engine, text| engine.longest = Some(seconds(text, 1, 65535)?)),
+    MC_SLICE_TIMEOUT: "" => set!(|engine, text| engine.max_timeout = Some(seconds(text, 1, 65535)?)),
+    /// Limit of the bytes that incomplete requests and unread responses take at all ports of the
+    /// process, at least 1MB; 256MB without it, or a 16th of the memory if that is less
+    MC_CONNECTION_BYTES: ""
+        => set!(|engine, text| engine.connection_bytes = Some(connection_bytes(text)?)),
     /// Use the port in the name of the engine as handshake port (random without one), and its host
     /// as published address
     MC_LEGACY_RPC_PORT_BINDING: "" => set!(|engine, _text| engine.port_of_name = true),
-    /// Published address; with P2PHANDSHAKE the address in the name of the engine is used; ports
-    /// listen on all addresses
+    /// Address of this host at which every port of an engine or a client listens; 0.0.0.0 or :: for
+    /// all; if empty, loopback for a loopback name, else all
+    MC_BIND_ADDRESS: "" => set!(bind_address = any),
+    /// Published address; with P2PHANDSHAKE the address in the name of the engine is used. Ports
+    /// listen at `MC_BIND_ADDRESS`
     MC_TCP_BIND_ADDRESS: "first address of an active interface"
-        => set!(|engine, text| engine.told = Some(address(text)?)),
+        => set!(|engine, text| engine.published_host = Some(address(text)?)),
     /// Use IPv6 for the handshake port and the published address
-    MC_USE_IPV6: "" => set!(|engine, _text| engine.ipv6 = true),
+    MC_USE_IPV6: "" => set!(|engine, _text| engine.handshake.ipv6 = true),
     /// Handshake port of a peer whose name has none
     MC_HANDSHAKE_PORT: "12001"
         => set!(|engine, text| engine.handshake.limits.default_port = within(text, 1, 65535)?),
@@ -59,8 +68,10 @@ pub const VARIABLES: &[Setting<TransferEngineBuilder>] = settings! {
     MC_REDIS_PASSWORD: "" => set!(options.redis.password = any),
     /// Database number in Redis (0 to 255)
     MC_REDIS_DB_INDEX: "0" => set!(options.redis.database = number),
+    /// Token of the metadata service over HTTP
+    MC_METADATA_HTTP_TOKEN: "" => set!(options.token = any),
     /// Look up a segment each time it is opened, not once
-    MC_DISABLE_METACACHE: "" => set!(|engine, _text| engine.caches = false),
+    MC_DISABLE_METACACHE: "" => set!(|engine, _text| engine.cache_descriptors = false),
     /// Seconds between two refreshes of all opened segments; 0 for none
     MC_TE_METADATA_REFRESH_INTERVAL_SECONDS: "0"
         => set!(|engine, text| engine.refresh = Some(seconds(text, 0, u32::MAX.into())?).filter(|time| !time.is_zero())),
@@ -94,16 +105,16 @@ pub const VARIABLES: &[Setting<TransferEngineBuilder>] = settings! {
         => set!(|engine, text| tcp(engine).framing = if text == "1" { Framing::Plain } else { Framing::Acknowledged }),
     /// Seconds without a byte of the response after which a peer has failed
     MC_TCP_STATUS_TIMEOUT_SEC: "30"
-        => set!(|engine, text| tcp(engine).answer_timeout = seconds(text, 1, 86400)?),
+        => set!(|engine, text| tcp(engine).response_timeout = seconds(text, 1, 86400)?),
     /// Seconds that a peer may pause inside a request
     MC_TCP_PROGRESS_TIMEOUT_SEC: "30"
         => set!(|engine, text| tcp(engine).progress_timeout = seconds(text, 1, 86400)?),
     /// Maximum number of connections to one peer (1 to 16)
     MC_TCP_LANES_PER_PEER | MC_TCP_MAX_CONNECTIONS_PER_PEER: "4"
         => set!(|engine, text| tcp(engine).connections = within(text, 1, 16)?),
-    /// Maximum number of queued transfers per connection (1 to 65536); more are refused
-    MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER: "65536"
-        => set!(|engine, text| tcp(engine).max_queued = within(text, 1, 65536)?),
+    /// Maximum number of queued transfers per connection (1 to 16777216); more are refused
+    MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER: "16777216"
+        => set!(|engine, text| tcp(engine).max_queued = within(text, 1, 1 << 24)?),
     /// GID index of the RDMA port (0 to 255); -1 selects one
     MC_GID_INDEX | NCCL_IB_GID_INDEX: "-1"
         => set!(|engine, text| rdma(engine).gid_index = u8::try_from(within::<i16>(text, -1, 255)?).ok()),
@@ -174,10 +185,25 @@ pub fn log_level() -> String {
     level_of(Environment::of_process().get("MC_LOG_LEVEL").unwrap_or_default())
 }
 
+/// Returns a warning if `MC_LOG_LEVEL` names no level, for the log that the variable configures.
+pub fn unknown_log_level() -> Option<String> {
+    unknown_level(Environment::of_process().get("MC_LOG_LEVEL")?)
+}
+
+fn unknown_level(text: &str) -> Option<String> {
+    let is_known = parse_level(text).is_some()
+        || ["", "warn", "warning"].iter().any(|level| text.eq_ignore_ascii_case(level));
+    (!is_known).then(|| {
+        format!("MC_LOG_LEVEL={text} is ignored: must be TRACE, DEBUG, INFO, WARNING or ERROR; using WARNING")
+    })
+}
+
+fn parse_level(text: &str) -> Option<&'static str> {
+    ["trace", "debug", "info", "error"].into_iter().find(|level| text.eq_ignore_ascii_case(level))
+}
+
 fn level_of(text: &str) -> String {
-    let known =
-        ["trace", "debug", "info", "error"].into_iter().find(|level| text.eq_ignore_ascii_case(level));
-    log_filter(known.unwrap_or("warn"))
+    log_filter(parse_level(text).unwrap_or("warn"))
 }
 
 impl TransferEngineBuilder {
@@ -228,17 +254,24 @@ fn tcp(engine: &mut TransferEngineBuilder) -> &mut TcpConfig {
 fn partners(text: &str) -> Parsed<Vec<(String, Vec<String>)>> {
     let entries = text.split(';').map(str::trim).filter(|entry| !entry.is_empty());
     let entry = |entry: &str| {
-        let (ours, theirs) = entry.split_once('=')?;
-        let theirs = theirs.split(',').map(str::trim).filter(|name| !name.is_empty());
-        let theirs: Vec<String> = theirs.map(str::to_owned).collect();
-        (!ours.trim().is_empty() && !theirs.is_empty()).then(|| (ours.trim().to_owned(), theirs))
+        let (local, remote) = entry.split_once('=')?;
+        let remote = remote.split(',').map(str::trim).filter(|name| !name.is_empty());
+        let remote: Vec<String> = remote.map(str::to_owned).collect();
+        (!local.trim().is_empty() && !remote.is_empty()).then(|| (local.trim().to_owned(), remote))
     };
-    let said = |text: &str| format!("{text:?} is not `ours=theirs,theirs`");
-    entries.map(|text| entry(text).ok_or_else(|| said(text))).collect()
+    let syntax_error = |text: &str| format!("{text:?} is not `ours=theirs,theirs`");
+    entries.map(|text| entry(text).ok_or_else(|| syntax_error(text))).collect()
 }
 
-fn seconds(text: &str, least: u64, most: u64) -> Parsed<Duration> {
-    within(text, least, most).map(Duration::from_secs)
+fn connection_bytes(text: &str) -> Parsed<u64> {
+    match bytes(text)? {
+        0..0x10_0000 => Err("must be at least 1MB".into()),
+        limit => Ok(limit),
+    }
+}
+
+fn seconds(text: &str, min: u64, max: u64) -> Parsed<Duration> {
+    within(text, min, max).map(Duration::from_secs)
 }
 
 fn address(text: &str) -> Parsed<String> {

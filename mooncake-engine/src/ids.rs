@@ -9,7 +9,7 @@ use mooncake_transport::engine::{Batch, EngineCode, Finished, Progress, Status, 
 use mooncake_transport::handshake::Notification;
 use tokio::sync::watch;
 
-use crate::batches::{BatchPart, NumberedBatch, POSTING};
+use crate::batches::{BatchPart, POSTING};
 use crate::engine::TransferEngine;
 use crate::transport_set::TransportSet;
 
@@ -36,7 +36,7 @@ pub struct AddressRequest {
 impl TransferEngine {
     /// Transfers requests on the caller's task, without a batch number, and returns when all have
     /// ended. If all succeed, sends the notification to the first request's target. The default
-    /// deadline is [the engine's](Self::patience).
+    /// deadline is [the engine's](Self::timeout_for).
     ///
     /// # Errors
     /// Returns the first failure, also that of the notification, and
@@ -50,27 +50,31 @@ impl TransferEngine {
         let deadline = deadline.unwrap_or_else(|| self.deadline_for(requests));
         let (batch, _) = self.batch_of(requests, notify)?;
         let Finished { results, notified, .. } = self.submit(batch, Some(deadline)).await;
-        results.into_iter().chain(notified).collect()
+        let outcomes = results.into_iter().chain(notified).collect::<Vec<_>>();
+        self.parts.failures.record(&outcomes);
+        outcomes.into_iter().collect()
     }
 
     /// Returns the default deadline of requests that are made now.
     fn deadline_for(&self, requests: &[AddressRequest]) -> Moment {
         let bytes = requests.iter().fold(0u64, |sum, request| sum.saturating_add(request.len as u64));
-        self.clock().now().after(self.patience(bytes))
+        self.clock().now().after(self.timeout_for(bytes))
     }
 
     /// Allocates a batch for up to `capacity` requests. Returns its number, which is never zero and
     /// never reused.
+    ///
+    /// Batches that are never freed are bounded: above 65,536 batches or 4,194,304 requests, the
+    /// oldest batches that have ended are dropped, and their numbers become unknown.
     pub fn allocate_batch(&self, capacity: usize) -> u64 {
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
-        let entry = NumberedBatch { capacity, requests: Vec::new(), parts: Vec::new() };
-        self.parts.batches.open.lock().insert(id, entry);
+        self.parts.batches.add(id, capacity);
         id
     }
 
     /// Posts requests as the next ones of a batch, and returns at once. If all of *these* requests
     /// succeed, sends the notification to the first request's target. The default deadline is [the
-    /// engine's](Self::patience).
+    /// engine's](Self::timeout_for).
     ///
     /// # Errors
     /// Returns [`EngineCode::TooManyRequests`] if the batch has not enough capacity,
@@ -104,32 +108,32 @@ impl TransferEngine {
             entry.parts.push(None);
             Ok(part)
         })?;
-        let posted = self.post_part(id, batch, notifies, deadline);
+        let posted = self.post_part(batch, notifies, deadline);
         self.parts.batches.with(id, |entry| {
-            if let Some(place) = entry.parts.get_mut(part) {
-                *place = Some(posted);
+            if let Some(slot) = entry.parts.get_mut(part) {
+                *slot = Some(posted);
             }
             Ok(())
         })
     }
 
-    fn post_part(&self, id: u64, batch: Batch<TransportSet>, notifies: bool, deadline: Moment) -> BatchPart {
+    fn post_part(&self, batch: Batch<TransportSet>, notifies: bool, deadline: Moment) -> BatchPart {
         let running = self.submit(batch, Some(deadline));
         let view = running.view();
-        let (tell, over) = watch::channel(None);
+        let (sender, outcome) = watch::channel(None);
+        let failures = self.parts.failures.clone();
         let task = self.parts.runtime.spawn(async move {
             let Finished { results, buffers, notified } = running.await;
             // The memory is released before the result is published, so that the program can free
             // it then.
             drop(buffers);
-            let failed = results.into_iter().chain(notified).find_map(Result::err);
-            if let Some(error) = &failed {
-                tracing::debug!(batch = id, "batch failed: {error}");
-            }
-            let over = failed.map_or(Ok(()), |error| Err((error.code(), error.message().to_owned())));
-            tell.send_replace(Some(over));
+            let outcomes = results.into_iter().chain(notified).collect::<Vec<_>>();
+            failures.record(&outcomes);
+            let failed = outcomes.into_iter().find_map(Result::err);
+            let outcome = failed.map_or(Ok(()), |error| Err((error.code(), error.message().to_owned())));
+            sender.send_replace(Some(outcome));
         });
-        BatchPart { view, over, task: task.abort_handle(), notifies }
+        BatchPart { view, outcome, task: task.abort_handle(), notifies }
     }
 
     /// Returns the progress of a request of a batch.
@@ -160,8 +164,8 @@ impl TransferEngine {
     ///
     /// # Errors
     /// Returns `INVALID_PARAMS` for a freed or foreign number.
-    pub fn batch_is_over(&self, id: u64) -> Result<bool> {
-        self.parts.batches.with(id, |entry| Ok(entry.is_over()))
+    pub fn is_batch_finished(&self, id: u64) -> Result<bool> {
+        self.parts.batches.with(id, |entry| Ok(entry.is_finished()))
     }
 
     /// Waits until every request of a batch has ended.
@@ -171,7 +175,7 @@ impl TransferEngine {
     /// foreign number.
     pub async fn finish_batch(&self, id: u64) -> Result<()> {
         let parts = self.parts.batches.with(id, |entry| {
-            Ok(entry.parts.iter().flatten().map(|part| part.over.clone()).collect::<Vec<_>>())
+            Ok(entry.parts.iter().flatten().map(|part| part.outcome.clone()).collect::<Vec<_>>())
         })?;
         let mut failed = None;
         for mut part in parts {
@@ -192,7 +196,7 @@ impl TransferEngine {
     /// Returns `INVALID_PARAMS` for a freed or foreign number.
     pub fn cancel_batch(&self, id: u64) -> Result<()> {
         self.parts.batches.with(id, |entry| {
-            entry.parts.iter().flatten().for_each(|part| part.view.give_up());
+            entry.parts.iter().flatten().for_each(|part| part.view.cancel());
             Ok(())
         })
     }
@@ -204,13 +208,13 @@ impl TransferEngine {
     /// `INVALID_PARAMS` for a freed or foreign number.
     pub fn free_batch(&self, id: u64) -> Result<()> {
         self.parts.batches.with(id, |entry| {
-            if entry.is_over() {
+            if entry.is_finished() {
                 return Ok(());
             }
             let text = format!("cannot free batch {id}: it is in progress");
             Err(Error::new(ErrorCode::ObjectReplicaBusy, text).with_engine_code(EngineCode::BatchBusy))
         })?;
-        self.parts.batches.open.lock().remove(&id);
+        self.parts.batches.remove(id);
         Ok(())
     }
 

@@ -13,6 +13,7 @@ pub mod cli;
 #[allow(unsafe_code)]
 mod engine;
 pub mod environment;
+mod failure_log;
 pub mod flags;
 mod ids;
 #[allow(unsafe_code)]

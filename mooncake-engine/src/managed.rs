@@ -1,10 +1,10 @@
-//! Registered memory that the engine lends: cut from few large regions, so that a buffer needs no
-//! registration.
+//! Registered memory that the engine allocates: cut from few large regions, so that a buffer needs
+//! no registration.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use mooncake_core::memory::{HostMemory, HostMemoryOptions};
+use mooncake_core::memory::{HostMemory, HostMemoryOptions, check_free_memory};
 use mooncake_core::{Error, Result};
 use mooncake_transport::engine::EngineCode;
 use mooncake_transport::{Engine, Region, RegionPool, Transport};
@@ -24,7 +24,7 @@ const LINE: u64 = 64;
 #[derive(Debug, Default)]
 pub(crate) struct Managed {
     arenas: Mutex<Vec<Arc<Arena>>>,
-    growing: tokio::sync::Mutex<()>,
+    growth_lock: tokio::sync::Mutex<()>,
 }
 
 #[derive(Debug)]
@@ -32,15 +32,15 @@ struct Arena {
     pool: RegionPool<TransportSet>,
     /// Buffers that the program holds, by address. A transfer keeps the space of its buffer for
     /// longer.
-    live: Mutex<BTreeMap<u64, Region<TransportSet>>>,
+    buffers: Mutex<BTreeMap<u64, Region<TransportSet>>>,
 }
 
 impl Arena {
-    fn take(&self, len: u64) -> Option<u64> {
+    fn try_allocate(&self, len: u64) -> Option<u64> {
         let align = if len >= PAGE { PAGE } else { LINE };
-        let buffer = self.pool.lend(usize::try_from(len).ok()?, align).ok()?;
+        let buffer = self.pool.allocate(usize::try_from(len).ok()?, align).ok()?;
         let address = buffer.addr();
-        self.live.lock().insert(address, buffer);
+        self.buffers.lock().insert(address, buffer);
         Some(address)
     }
 
@@ -60,11 +60,11 @@ impl Managed {
         if len == 0 {
             return Err(Error::invalid("cannot allocate buffer: its length is 0"));
         }
-        if let Some(address) = self.take(len) {
+        if let Some(address) = self.try_allocate(len) {
             return Ok(address);
         }
-        let _turn = self.growing.lock().await;
-        if let Some(address) = self.take(len) {
+        let _guard = self.growth_lock.lock().await;
+        if let Some(address) = self.try_allocate(len) {
             return Ok(address);
         }
         let size = len.max(ARENA).checked_next_multiple_of(PAGE).and_then(|size| usize::try_from(size).ok());
@@ -72,20 +72,21 @@ impl Managed {
             size.ok_or_else(|| Error::invalid(format!("cannot allocate buffer: it is too long. len={len}")))?;
         // Shared, where peers of this host have a shorter way to such memory.
         let shared = engine.transport().capabilities().shared_memory.then(|| "mooncake_engine".to_owned());
+        check_free_memory(size).map_err(|error| error.context("managed buffers"))?;
         let memory = HostMemory::with(size, &HostMemoryOptions { shared, ..HostMemoryOptions::default() });
         let memory = memory.map_err(|e| e.context("managed buffers"))?;
         let region = engine.register(Arc::new(memory)).await?;
         // SAFETY: new memory, whose slices all come from the pool.
         let pool = unsafe { RegionPool::new(region) };
         regions.add_pool(pool.clone());
-        let arena = Arc::new(Arena { pool, live: Mutex::default() });
-        let address = arena.take(len).ok_or_else(|| Error::internal("a new arena is full"))?;
+        let arena = Arc::new(Arena { pool, buffers: Mutex::default() });
+        let address = arena.try_allocate(len).ok_or_else(|| Error::internal("a new arena is full"))?;
         self.arenas.lock().push(arena);
         Ok(address)
     }
 
-    fn take(&self, len: u64) -> Option<u64> {
-        self.arenas.lock().iter().find_map(|arena| arena.take(len))
+    fn try_allocate(&self, len: u64) -> Option<u64> {
+        self.arenas.lock().iter().find_map(|arena| arena.try_allocate(len))
     }
 
     /// Gives a buffer back. Its memory is used again when no transfer uses it any more.
@@ -96,11 +97,11 @@ impl Managed {
         };
         let arena = self.arena_of(address).ok_or_else(unknown)?;
         let buffer = {
-            let mut live = arena.live.lock();
-            if live.get(&address).is_none_or(|buffer| buffer.len() as u64 != len) {
+            let mut buffers = arena.buffers.lock();
+            if buffers.get(&address).is_none_or(|buffer| buffer.len() as u64 != len) {
                 return Err(unknown());
             }
-            live.remove(&address)
+            buffers.remove(&address)
         };
         drop(buffer);
         // All but the last one goes back to the system.

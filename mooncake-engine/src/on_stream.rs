@@ -5,7 +5,7 @@
 //! # use mooncake_transport::engine::Target;
 //! # async fn run(engine: TransferEngine, peer: Target<mooncake_engine::TransportSet>, local: mooncake_transport::Slice<mooncake_engine::TransportSet>, at: u64, stream: u64) -> mooncake_core::Result<()> {
 //! let writer = engine.clone();
-//! let limit = engine.patience(local.len() as u64);
+//! let limit = engine.timeout_for(local.len() as u64);
 //! let write = async move {
 //!     let deadline = writer.clock().now().after(limit);
 //!     writer.write(&peer, at, local, Some(deadline)).await.0
@@ -92,12 +92,12 @@ impl TransferEngine {
         if !device::in_use() {
             return Ok(());
         }
-        let mut over = Vec::new();
+        let mut waited = Vec::new();
         for request in requests {
             let Ok(local) = self.regions().slice(request.local, request.len) else { continue };
-            if local.location().is_device() && !over.contains(&local.location()) {
+            if local.location().is_device() && !waited.contains(&local.location()) {
                 after_default_stream(Some(&**self.transport()), local.location())?;
-                over.push(local.location());
+                waited.push(local.location());
             }
         }
         Ok(())

@@ -5,6 +5,7 @@
 //! leaves out. Without any feature `transport-*`, the set works inside one process.
 
 use std::borrow::Cow;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use mooncake_core::clock::SharedClock;
@@ -52,9 +53,19 @@ pub fn rdma_devices() -> Result<Vec<String>> {
     built_in::device_names()
 }
 
+/// Describes the GPUs of this host: name, driver, and which peers can open their memory. Opens all
+/// of them. The description of a GPU whose memory no peer can open is an error with its name.
+///
+/// # Errors
+/// `NOT_SUPPORTED` without a driver or a GPU, with what to install, or without feature
+/// `transport-nvlink`.
+pub fn gpus() -> Result<Vec<Result<String>>> {
+    built_in::device_summaries()
+}
+
 /// Key in the descriptors of nodes with RDMA or NVLink whose TCP data port serves too. Mooncake C++
 /// reads the name of one transport only.
-const TCP_BESIDE: &str = "tcp_beside";
+const SERVES_TCP_KEY: &str = "tcp_beside";
 
 impl TransportOptions {
     /// Selects the network inside one process alone.
@@ -68,7 +79,7 @@ impl TransportOptions {
     ///
     /// # Errors
     /// `NOT_SUPPORTED` with the names of the transports that this build has.
-    pub fn named(protocol: &str) -> Result<Self> {
+    pub fn for_protocol(protocol: &str) -> Result<Self> {
         let protocol = if protocol.is_empty() { built_in::names().next().unwrap_or("") } else { protocol };
         let shm = || built_in::has("shm").then(ShmConfig::default);
         let tcp = || built_in::has("tcp").then(TcpConfig::default);
@@ -88,6 +99,14 @@ impl TransportOptions {
     /// Removes shared memory.
     pub fn without_shared_memory(self) -> Self {
         Self { shm: None, ..self }
+    }
+
+    /// Sets the address at which the data port of TCP listens, unless it has one.
+    pub fn bound_to(mut self, address: Option<IpAddr>) -> Self {
+        if let Some(tcp) = &mut self.tcp {
+            tcp.bind = tcp.bind.or(address);
+        }
+        self
     }
 
     /// Opens the transports. Their tasks run on `runtime`, and deadlines are moments of `clock`.
@@ -213,7 +232,7 @@ impl Transports {
             Path::Loopback(_) => true,
             Path::Rdma(_) => op.registration().is_some_and(|registration| registration.rdma.is_some()),
             Path::Nvlink(peer, next) => {
-                peer.leads_to(op.remote(), op.len() as u64)
+                peer.contains(op.remote(), op.len() as u64)
                     || next.as_ref().is_some_and(|next| self.path_takes_device(next, op))
             }
             Path::Shm(_) | Path::Tcp(_) => false,
@@ -251,13 +270,13 @@ impl Transports {
         if let Some(peer) = tcp {
             return Ok(Path::Tcp(peer));
         }
-        let theirs: Vec<&str> = desc.protocols.iter().map(Protocol::as_str).collect();
+        let protocols: Vec<&str> = desc.protocols.iter().map(Protocol::as_str).collect();
         Err(Error::new(
             ErrorCode::NotSupported,
             format!(
                 "cannot open segment {:?}: no common transport. segment={} node={}",
                 desc.name,
-                theirs.join(","),
+                protocols.join(","),
                 self.protocol()
             ),
         ))
@@ -293,20 +312,20 @@ impl Transports {
         match path {
             Path::Loopback(peer) => match &self.loopback {
                 Some(node) => node.submit(peer, ops_of(ops, |r| r.loopback.as_ref()), done),
-                None => done.finish(Err(foreign_peer())),
+                None => done.finish(Err(foreign_peer_error())),
             },
             Path::Shm(peer) => match &self.shm {
                 Some(shm) => peer.submit(shm, self.tcp.as_ref(), ops_of(ops, |r| r.shm.as_ref()), done),
-                None => done.finish(Err(foreign_peer())),
+                None => done.finish(Err(foreign_peer_error())),
             },
             Path::Rdma(peer) => match &self.rdma {
                 Some(rdma) => peer.submit(rdma, self.tcp.as_ref(), ops_of(ops, |r| r.rdma.as_ref()), done),
-                None => done.finish(Err(foreign_peer())),
+                None => done.finish(Err(foreign_peer_error())),
             },
             Path::Nvlink(peer, next) => self.submit_nvlink(peer, next.as_deref(), ops, done),
             Path::Tcp(peer) => match &self.tcp {
                 Some(tcp) => tcp.submit(peer, ops_of(ops, |r| r.tcp.as_ref()), done),
-                None => done.finish(Err(foreign_peer())),
+                None => done.finish(Err(foreign_peer_error())),
             },
         }
     }
@@ -315,13 +334,13 @@ impl Transports {
     where
         I: ExactSizeIterator<Item = Op<'a, SetRegistration>>,
     {
-        let Some(nvlink) = &self.nvlink else { return done.finish(Err(foreign_peer())) };
+        let Some(nvlink) = &self.nvlink else { return done.finish(Err(foreign_peer_error())) };
         let ops: Vec<_> = ops.collect();
         let Some(next) = next else {
             return nvlink.submit(peer, ops_of(ops.into_iter(), |r| r.nvlink.as_ref()), done);
         };
         // Most submissions have host memory only, and stay one submission.
-        if !ops.iter().any(|op| peer.leads_to(op.remote(), op.len() as u64)) {
+        if !ops.iter().any(|op| peer.contains(op.remote(), op.len() as u64)) {
             return self.submit_to(next, ops.into_iter(), done);
         }
         let (first, mut missed) = (done.numbers().start, Vec::new());
@@ -338,6 +357,19 @@ impl Transports {
                 continue;
             }
             self.submit_to(next, std::iter::once(op), share);
+        }
+    }
+
+    fn path_is_connected(&self, path: &Path) -> bool {
+        match path {
+            Path::Loopback(_) => false,
+            Path::Shm(peer) => peer.is_connected(self.shm.as_ref(), self.tcp.as_deref()),
+            Path::Rdma(peer) => peer.is_connected(self.rdma.as_ref(), self.tcp.as_deref()),
+            Path::Nvlink(peer, next) => {
+                self.nvlink.as_ref().is_some_and(|nvlink| nvlink.is_connected(peer))
+                    || next.as_ref().is_some_and(|next| self.path_is_connected(next))
+            }
+            Path::Tcp(peer) => self.tcp.as_ref().is_some_and(|tcp| tcp.is_connected(peer)),
         }
     }
 
@@ -436,14 +468,14 @@ unsafe impl Transport for Transports {
         if let Some(rdma) = &self.rdma {
             if self.tcp.is_some() {
                 desc.protocols.retain(|protocol| *protocol != Protocol::TCP);
-                desc.extra.insert(TCP_BESIDE.into(), true.into());
+                desc.extra.insert(SERVES_TCP_KEY.into(), true.into());
             }
             rdma.describe(desc);
         }
         if let Some(nvlink) = &self.nvlink {
             if desc.protocols == [Protocol::TCP] {
                 desc.protocols.clear();
-                desc.extra.insert(TCP_BESIDE.into(), true.into());
+                desc.extra.insert(SERVES_TCP_KEY.into(), true.into());
             }
             nvlink.describe(desc);
         }
@@ -472,6 +504,39 @@ unsafe impl Transport for Transports {
         self.connect_out(desc).await.map(SetPeer)
     }
 
+    fn is_connected(&self, peer: &SetPeer) -> bool {
+        self.path_is_connected(&peer.0)
+    }
+
+    fn release_departed(&self) {
+        if let Some(shm) = &self.shm {
+            shm.release_departed();
+        }
+        if let Some(rdma) = &self.rdma {
+            rdma.release_departed();
+        }
+        if let Some(nvlink) = &self.nvlink {
+            nvlink.release_departed();
+        }
+        if let Some(tcp) = &self.tcp {
+            tcp.release_departed();
+        }
+    }
+
+    fn stop_transfers(&self) {
+        if let Some(rdma) = &self.rdma {
+            rdma.stop_transfers();
+        }
+        if let Some(tcp) = &self.tcp {
+            tcp.stop_transfers();
+        }
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.rdma.as_ref().is_some_and(Transport::is_stopped)
+            || self.tcp.as_ref().is_some_and(|tcp| tcp.is_stopped())
+    }
+
     fn connection_handler(&self) -> Option<&dyn AcceptConnection> {
         self.rdma.as_ref()?.connection_handler()
     }
@@ -491,8 +556,8 @@ unsafe impl Transport for Transports {
 /// Returns a descriptor for TCP: that of a node with RDMA or NVLink lists TCP if its data port
 /// serves.
 fn with_tcp(desc: &SegmentDesc) -> Cow<'_, SegmentDesc> {
-    let beside = desc.extra.get(TCP_BESIDE).is_some_and(|beside| *beside == true);
-    if !beside || desc.speaks(&Protocol::TCP) {
+    let serves_tcp = desc.extra.get(SERVES_TCP_KEY).is_some_and(|serves_tcp| *serves_tcp == true);
+    if !serves_tcp || desc.supports(&Protocol::TCP) {
         return Cow::Borrowed(desc);
     }
     let mut desc = desc.clone();
@@ -505,6 +570,6 @@ pub fn serves(desc: &SegmentDesc, transport: &str) -> bool {
     with_tcp(desc).protocols.iter().any(|protocol| protocol.as_str() == transport)
 }
 
-fn foreign_peer() -> Error {
+fn foreign_peer_error() -> Error {
     Error::invalid("cannot submit: the peer belongs to another set of transports")
 }

@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use mooncake_core::memory::{HostMemory, MemorySource};
 use mooncake_core::{ErrorKind, Result};
-use mooncake_engine::addressed::{Landing, Regions, foreign};
+use mooncake_engine::addressed::{Landing, Regions, caller_memory};
 use mooncake_engine::{AddressRequest, INVALID_BATCH, TransferEngine, TransportOptions, TransportSet};
 use mooncake_tcp::TcpConfig;
 use mooncake_transport::engine::{LocalCopies, Status};
 use mooncake_transport::{Opcode, Region, RegionPool};
 
 async fn engine() -> TransferEngine {
-    let wires = TransportOptions::named("tcp").unwrap().without_shared_memory();
+    let wires = TransportOptions::for_protocol("tcp").unwrap().without_shared_memory();
     let builder =
         TransferEngine::builder().name("127.0.0.1").transports(wires).local_copies(LocalCopies::Never);
     builder.start().await.unwrap()
@@ -71,15 +71,15 @@ async fn memory_is_registered_by_address() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn batches_by_number() {
     let (a, b) = (engine().await, engine().await);
-    let (mine, theirs) = (Memory::new(4096, 7), Memory::new(4096, 0));
+    let (local, remote) = (Memory::new(4096, 7), Memory::new(4096, 0));
     // SAFETY: both outlive the engines, and expect everything.
     unsafe {
-        a.register_raw(mine.at(), 4096).await.unwrap();
-        b.register_raw(theirs.at(), 4096).await.unwrap();
+        a.register_raw(local.at(), 4096).await.unwrap();
+        b.register_raw(remote.at(), 4096).await.unwrap();
     }
     let target = a.open(b.name()).await.unwrap();
     let request = |opcode, at: u64, len| {
-        let (local, remote) = (mine.at() + at, theirs.at() + at);
+        let (local, remote) = (local.at() + at, remote.at() + at);
         AddressRequest { opcode, local, target: target.clone(), remote, len }
     };
     let id = a.allocate_batch(4);
@@ -93,9 +93,9 @@ async fn batches_by_number() {
     let progress = a.batch_progress(id).unwrap();
     assert_eq!((progress.status, progress.transferred), (Status::Completed, 108));
     assert_eq!(a.request_progress(id, 1).unwrap().status, Status::Completed, "no bytes are done at once");
-    assert_eq!((theirs.byte(99), theirs.byte(100), theirs.byte(207)), (7, 0, 7));
+    assert_eq!((remote.byte(99), remote.byte(100), remote.byte(207)), (7, 0, 7));
     assert_eq!(number(a.submit_batch(id, &[request(Opcode::Read, 4090, 100)], None, None)), -3);
-    let outside = AddressRequest { remote: theirs.at() + 4000, ..request(Opcode::Read, 0, 97) };
+    let outside = AddressRequest { remote: remote.at() + 4000, ..request(Opcode::Read, 0, 97) };
     a.submit_batch(id, &[outside], None, None).unwrap();
     assert_eq!(a.finish_batch(id).await.unwrap_err().kind(), ErrorKind::Invalid);
     assert_eq!(a.batch_progress(id).unwrap().status, Status::Failed);
@@ -111,6 +111,39 @@ async fn batches_by_number() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn batches_that_nobody_frees_are_bounded() {
+    let a = engine().await;
+    let target = a.open(a.name()).await.unwrap();
+    let nothing = [AddressRequest { opcode: Opcode::Write, local: 0, target, remote: 0, len: 0 }];
+    let unused = a.allocate_batch(1);
+    let mut ids = Vec::new();
+    for _ in 0..70_000 {
+        let id = a.allocate_batch(1);
+        a.submit_batch(id, &nothing, None, None).unwrap();
+        ids.push(id);
+    }
+    let remaining = ids.iter().filter(|id| a.batch_progress(**id).is_ok()).count();
+    assert!((60_000..=65_536).contains(&remaining), "{remaining} batches");
+    assert!(
+        a.batch_progress(ids[0]).is_err() && a.finish_batch(ids[0]).await.is_err(),
+        "the oldest is dropped"
+    );
+    assert_eq!(a.batch_progress(ids[69_999]).unwrap().status, Status::Completed);
+    a.batch_progress(unused).expect("a batch without requests has not ended");
+    // Freed batches leave nothing, so that no other batch is dropped for them.
+    let oldest = *ids.iter().find(|id| a.batch_progress(**id).is_ok()).unwrap();
+    for id in ids.iter().filter(|id| **id > oldest) {
+        a.free_batch(*id).unwrap();
+    }
+    for _ in 0..70_000 {
+        let id = a.allocate_batch(1);
+        a.submit_batch(id, &nothing, None, None).unwrap();
+        a.free_batch(id).unwrap();
+    }
+    a.batch_progress(oldest).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_batch_under_way_is_not_freed() {
     let a = engine().await;
     // A peer that takes requests and never answers.
@@ -122,28 +155,28 @@ async fn a_batch_under_way_is_not_freed() {
     desc.tcp_data_port = silent.local_addr().unwrap().port();
     directory.publish(&desc, true).await.unwrap();
     drop(a);
-    let mut wires = TransportOptions::named("tcp").unwrap().without_shared_memory();
+    let mut wires = TransportOptions::for_protocol("tcp").unwrap().without_shared_memory();
     wires.tcp = Some(TcpConfig { connections: 1, window: 1, ..wires.tcp.unwrap_or_default() });
     let a = TransferEngine::builder().name("a").directory(directory).transports(wires).start().await.unwrap();
-    let mine = Memory::new(4096, 7);
+    let local = Memory::new(4096, 7);
     // SAFETY: it outlives the engine, and expects everything.
-    unsafe { a.register_raw(mine.at(), 4096).await.unwrap() };
+    unsafe { a.register_raw(local.at(), 4096).await.unwrap() };
     let target = a.open("silent").await.unwrap();
     let id = a.allocate_batch(1);
-    let request = AddressRequest { opcode: Opcode::Read, local: mine.at(), target, remote: 4096, len: 10 };
+    let request = AddressRequest { opcode: Opcode::Read, local: local.at(), target, remote: 4096, len: 10 };
     // One request is sent to a peer that has sent no response yet. The other one waits, and is not
     // sent when the batch is cancelled.
     let cancelled = a.allocate_batch(2);
     let deadline = a.clock().now().after(Duration::from_millis(300));
     a.submit_batch(cancelled, &[request.clone(), request.clone()], None, Some(deadline)).unwrap();
-    let (mut asking, _) = silent.accept().await.unwrap();
+    let (mut connection, _) = silent.accept().await.unwrap();
     // The request is there, not only its connection.
-    tokio::io::AsyncReadExt::read_exact(&mut asking, &mut [0; 24]).await.unwrap();
+    tokio::io::AsyncReadExt::read_exact(&mut connection, &mut [0; 24]).await.unwrap();
     a.cancel_batch(cancelled).unwrap();
     assert_eq!(number(a.free_batch(cancelled)), -4, "one of it is on the wire");
     a.finish_batch(cancelled).await.unwrap_err();
-    let seen = [0, 1].map(|index| a.request_progress(cancelled, index).unwrap().status);
-    assert_eq!(seen, [Status::Timeout, Status::Canceled]);
+    let statuses = [0, 1].map(|index| a.request_progress(cancelled, index).unwrap().status);
+    assert_eq!(statuses, [Status::Timeout, Status::Canceled]);
     a.free_batch(cancelled).unwrap();
     let deadline = a.clock().now().after(Duration::from_millis(300));
     a.submit_batch(id, &[request], None, Some(deadline)).unwrap();
@@ -152,16 +185,16 @@ async fn a_batch_under_way_is_not_freed() {
     assert_eq!(a.finish_batch(id).await.unwrap_err().kind(), ErrorKind::Timeout);
     assert_eq!(a.batch_progress(id).unwrap().status, Status::Timeout);
     a.free_batch(id).unwrap();
-    assert_eq!(mine.byte(0), 7);
+    assert_eq!(local.byte(0), 7);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn memory_is_lent_for_a_while() {
+async fn with_registered_closes_memory_afterwards() {
     let (a, b) = (engine().await, engine().await);
     let target = a.open(b.name()).await.unwrap();
     let mut bytes = vec![0u8; 1000];
     let address = b
-        .lend(&mut bytes, |region| {
+        .with_registered(&mut bytes, |region| {
             let write = a.post_write(
                 [mooncake_transport::Request::new(&target, region.addr() + 10, vec![9; 5])],
                 None,
@@ -174,46 +207,46 @@ async fn memory_is_lent_for_a_while() {
     let (result, _) = a.write(&target, address, vec![1], None).await;
     assert_eq!(result.unwrap_err().kind(), ErrorKind::Invalid, "it is closed again");
     // A slice that outlives the call holds it until it is gone.
-    let (send, kept) = std::sync::mpsc::channel();
+    let (send, slices) = std::sync::mpsc::channel();
     let waiter = std::thread::spawn(move || {
-        let slice = kept.recv().unwrap();
+        let slice = slices.recv().unwrap();
         std::thread::yield_now();
         drop(slice);
     });
-    b.lend(&mut bytes, |region| send.send(region.slice(0..10).unwrap()).unwrap()).unwrap();
+    b.with_registered(&mut bytes, |region| send.send(region.slice(0..10).unwrap()).unwrap()).unwrap();
     waiter.join().unwrap();
     let engine = b.clone();
     let panicked = tokio::task::spawn_blocking(move || {
         let mut bytes = vec![0u8; 1000];
-        engine.lend(&mut bytes, |_| panic!("on purpose")).unwrap()
+        engine.with_registered(&mut bytes, |_| panic!("on purpose")).unwrap()
     });
     assert!(panicked.await.is_err());
     assert!(b.descriptor().buffers.is_empty(), "closed all the same");
 }
 
 #[tokio::test]
-async fn lending_on_the_only_thread_is_refused() {
+async fn with_registered_on_only_thread_fails() {
     let engine = engine().await;
-    let error = engine.lend(&mut [0; 10], |_| ()).unwrap_err();
+    let error = engine.with_registered(&mut [0; 10], |_| ()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid);
 }
 
 #[test]
-fn an_address_names_the_part_that_is_lent() {
+fn address_resolves_to_allocated_part() {
     let memory = Arc::new(HostMemory::new(4096).unwrap());
     let region = Region::<TransportSet>::unregistered(memory).unwrap();
     // SAFETY: new memory, whose slices all come from the pool.
     let pool = unsafe { RegionPool::new(region) };
     let regions = Regions::default();
     regions.add_pool(pool.clone());
-    let part = pool.lend(100, 64).unwrap();
+    let part = pool.allocate(100, 64).unwrap();
     let at = part.addr();
-    assert_eq!(regions.room(at + 40).unwrap(), 60);
+    assert_eq!(regions.bytes_to_end(at + 40).unwrap(), 60);
     for (address, len) in [(at, 101), (at + 100, 1), (at + 4095, 1)] {
         assert_eq!(number(regions.slice(address, len)), -3, "not lent");
     }
     for read in [true, false] {
-        let part = pool.lend(4096 - 128, 64).unwrap();
+        let part = pool.allocate(4096 - 128, 64).unwrap();
         let (into, from) = (regions.slice_mut(part.addr(), 10), regions.slice(part.addr(), 10));
         let (into, from) = (into.ok().filter(|_| read), from.ok().filter(|_| !read));
         drop(part);
@@ -240,14 +273,14 @@ async fn each_registration_is_ended_by_its_own() {
     let regions = Regions::default();
     for (from, len) in [(0, 4096), (40, 4096), (0, 4096), (0, 100)] {
         // SAFETY: the memory outlives the region, and expects everything.
-        let (source, gone) = unsafe { foreign(at + from, len) }.unwrap();
-        regions.add(Region::unregistered(source).unwrap(), gone);
+        let (source, signal) = unsafe { caller_memory(at + from, len) }.unwrap();
+        regions.add(Region::unregistered(source).unwrap(), signal);
     }
-    assert_eq!((regions.room(at + 50).unwrap(), regions.room(at).unwrap()), (4086, 4096));
+    assert_eq!((regions.bytes_to_end(at + 50).unwrap(), regions.bytes_to_end(at).unwrap()), (4086, 4096));
     let into = regions.slice_mut(at + 41, 4000).unwrap();
     // The shortest of three is ended first, and the range of a transfer is not waited for twice.
-    let left = [(true, true), (true, true), (false, true)];
-    for (first, second) in left {
+    let remaining = [(true, true), (true, true), (false, true)];
+    for (first, second) in remaining {
         regions.remove(at).await.unwrap();
         let has = |from, len| regions.slice(at + from, len).is_ok();
         assert_eq!((has(0, 4096), has(40, 4096)), (first, second));
@@ -261,8 +294,8 @@ async fn each_registration_is_ended_by_its_own() {
     assert!(waiting[0].is_set());
     for _ in 0..2 {
         // SAFETY: as above.
-        let (source, gone) = unsafe { foreign(at, 10) }.unwrap();
-        regions.add(Region::unregistered(source).unwrap(), gone);
+        let (source, signal) = unsafe { caller_memory(at, 10) }.unwrap();
+        regions.add(Region::unregistered(source).unwrap(), signal);
     }
     assert_eq!(number(regions.take(&[at, at, at])), -3, "all or none");
     assert_eq!(regions.take(&[at, at]).unwrap().len(), 2);
@@ -272,9 +305,9 @@ async fn each_registration_is_ended_by_its_own() {
 async fn closing_waits_for_transfers_however_often_it_is_given_up() {
     let memory = Memory::new(4096, 1);
     // SAFETY: the memory outlives the region, and expects everything.
-    let (source, gone) = unsafe { foreign(memory.at(), 4096) }.unwrap();
+    let (source, signal) = unsafe { caller_memory(memory.at(), 4096) }.unwrap();
     let regions = Regions::default();
-    regions.add(Region::unregistered(source).unwrap(), gone);
+    regions.add(Region::unregistered(source).unwrap(), signal);
     let into = regions.slice_mut(memory.at(), 10).unwrap();
     for _ in 0..2 {
         tokio::select! {
@@ -327,10 +360,10 @@ async fn unregistered_memory_is_looked_up_and_waited_for() {
 async fn memory_of_dropped_regions_is_waited_for() {
     let memory = Memory::new(4096, 1);
     // SAFETY: the memory outlives the region, and expects everything.
-    let (source, gone) = unsafe { foreign(memory.at(), 4096) }.unwrap();
+    let (source, signal) = unsafe { caller_memory(memory.at(), 4096) }.unwrap();
     let regions = Regions::default();
     let leaving = regions.leaving();
-    regions.add(Region::unregistered(source).unwrap(), gone);
+    regions.add(Region::unregistered(source).unwrap(), signal);
     let into = regions.slice_mut(memory.at(), 10).unwrap();
     drop(regions);
     assert!(!leaving.is_empty());
@@ -356,15 +389,15 @@ async fn managed_memory() {
     a.free_managed(first, 100).unwrap();
     assert_eq!(number(a.free_managed(first, 100)), -3);
     assert!(a.allocate_managed(0).await.is_err());
-    let theirs = Memory::new(8192, 3);
+    let remote = Memory::new(8192, 3);
     // SAFETY: it outlives the engine, and expects everything.
-    unsafe { b.register_raw(theirs.at(), 8192).await.unwrap() };
+    unsafe { b.register_raw(remote.at(), 8192).await.unwrap() };
     let target = a.open(b.name()).await.unwrap();
     let read = |local| AddressRequest {
         opcode: Opcode::Read,
         local,
         target: target.clone(),
-        remote: theirs.at(),
+        remote: remote.at(),
         len: 100,
     };
     let id = a.allocate_batch(8);
@@ -373,11 +406,11 @@ async fn managed_memory() {
     a.finish_batch(id).await.unwrap();
     // Free space merges into one piece. A buffer larger than a region has a region of its own.
     a.free_managed(second, 100).unwrap();
-    let whole = a.allocate_managed(64 << 20).await.unwrap();
+    let merged = a.allocate_managed(64 << 20).await.unwrap();
     assert_eq!(a.descriptor().buffers.len(), 1, "it fits where the small ones were");
     let large = a.allocate_managed(65 << 20).await.unwrap();
     assert_eq!(a.descriptor().buffers.len(), 2);
     a.free_managed(large, 65 << 20).unwrap();
     assert_eq!(a.descriptor().buffers.len(), 1, "given back to the system");
-    a.free_managed(whole, 64 << 20).unwrap();
+    a.free_managed(merged, 64 << 20).unwrap();
 }

@@ -38,16 +38,18 @@ async fn by_address(engine: &TransferEngine, memory: &TestDeviceMemory) -> u64 {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_address_is_all_that_is_needed() {
     for copies in [LocalCopies::Never, LocalCopies::Process] {
-        let (near, far) = (TestDevice::new(), TestDevice::new());
-        let (here, there) = (near.memory(LEN).unwrap(), far.memory(LEN).unwrap());
+        let (user_device, owner_device) = (TestDevice::new(), TestDevice::new());
+        let (user_memory, owner_memory) =
+            (user_device.memory(LEN).unwrap(), owner_device.memory(LEN).unwrap());
         let (user, owner) = (engine(copies).await, engine(copies).await);
-        let (local, remote) = (by_address(&user, &here).await, by_address(&owner, &there).await);
-        let beyond = here.unlocated().addr() + 1;
+        let (local, remote) =
+            (by_address(&user, &user_memory).await, by_address(&owner, &owner_memory).await);
+        let past_start = user_memory.unlocated().addr() + 1;
         // SAFETY: refused.
         #[allow(unsafe_code)]
-        unsafe { user.register_raw(beyond, LEN) }.await.unwrap_err();
+        unsafe { user.register_raw(past_start, LEN) }.await.unwrap_err();
         assert_eq!(owner.descriptor().buffers.len(), 1, "it is listed like any other memory");
-        here.fill(&bytes(1));
+        user_memory.fill(&bytes(1));
         let target = user.open(owner.name()).await.unwrap();
         for (opcode, len) in
             [(Opcode::Write, LEN), (Opcode::Write, 1), (Opcode::Read, LEN), (Opcode::Read, 77)]
@@ -56,12 +58,15 @@ async fn an_address_is_all_that_is_needed() {
             match opcode {
                 Opcode::Write => _ = batch.write(&target, remote, user.regions().slice(local, len).unwrap()),
                 Opcode::Read => {
-                    there.fill(&bytes(2)[..len]);
+                    owner_memory.fill(&bytes(2)[..len]);
                     batch.read(&target, remote, user.regions().slice_mut(local, len).unwrap());
                 }
             }
             user.submit(batch, None).await.results.remove(0).unwrap();
-            assert!(here.bytes()[..len] == there.bytes()[..len], "{copies:?}, {opcode:?} of {len} bytes");
+            assert!(
+                user_memory.bytes()[..len] == owner_memory.bytes()[..len],
+                "{copies:?}, {opcode:?} of {len} bytes"
+            );
         }
         user.unregister_raw(&[local]).await.unwrap();
         owner.unregister_raw(&[remote]).await.unwrap();
@@ -82,18 +87,21 @@ async fn host_memory_of_the_same_engines_goes_its_usual_way() {
     memory.fill(&bytes(3));
     let local = user.register_local(memory).unwrap().slice(0..LEN).unwrap();
     let mut batch = Batch::new();
-    let half = LEN / 2;
-    batch.write(&target, open.addr(), bytes(4)[..half].to_vec());
-    batch.write(&target, open.addr() + half as u64, local.slice(half..LEN).unwrap());
-    batch.write(&target, of_device.addr(), bytes(5)[..half].to_vec());
-    batch.write(&target, of_device.addr() + half as u64, local.slice(0..half).unwrap());
+    let half_len = LEN / 2;
+    batch.write(&target, open.addr(), bytes(4)[..half_len].to_vec());
+    batch.write(&target, open.addr() + half_len as u64, local.slice(half_len..LEN).unwrap());
+    batch.write(&target, of_device.addr(), bytes(5)[..half_len].to_vec());
+    batch.write(&target, of_device.addr() + half_len as u64, local.slice(0..half_len).unwrap());
     user.submit(batch, None).await.results.into_iter().for_each(|result| result.unwrap());
-    let read = |address| user.read(&target, address, vec![0; 2 * half], None);
-    let (result, seen) = read(open.addr()).await;
+    let read = |address| user.read(&target, address, vec![0; 2 * half_len], None);
+    let (result, bytes_read) = read(open.addr()).await;
     result.unwrap();
-    assert!(seen[..half] == bytes(4)[..half] && seen[half..] == bytes(3)[half..2 * half]);
-    let (result, seen) = read(of_device.addr()).await;
+    assert!(
+        bytes_read[..half_len] == bytes(4)[..half_len]
+            && bytes_read[half_len..] == bytes(3)[half_len..2 * half_len]
+    );
+    let (result, bytes_read) = read(of_device.addr()).await;
     result.unwrap();
-    assert!(seen[..half] == bytes(5)[..half] && seen[half..] == bytes(3)[..half]);
+    assert!(bytes_read[..half_len] == bytes(5)[..half_len] && bytes_read[half_len..] == bytes(3)[..half_len]);
     assert!(device.copies() > 0);
 }

@@ -142,7 +142,7 @@ proptest! {
             }
         }
         let wire = &world.user.transport().fast;
-        let kinds = [Fault::Fail, Fault::Drop, Fault::Cut, Fault::LoseAnswer, Fault::Delay];
+        let kinds = [Fault::Fail, Fault::Drop, Fault::Cut, Fault::LoseResponse, Fault::Delay];
         wire.set(kinds.into_iter().zip(&rates).fold(Faults::none(), |f, (kind, rate)| f.with(kind, *rate)));
         let running = world.user.submit(batch, None);
         wire.set(Faults::none());

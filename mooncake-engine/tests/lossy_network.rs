@@ -34,13 +34,13 @@ const DEADLINE: Duration = Duration::from_secs(3);
 const SLACK: Duration = Duration::from_secs(1);
 const BLOCK: usize = 16 << 10;
 const BATCH: usize = 4;
-const NEAR: &str = "10.77.0.1";
-const FAR: &str = "10.77.0.2";
+const USER_HOST: &str = "10.77.0.1";
+const OWNER_HOST: &str = "10.77.0.2";
 
 /// Runs a command in the namespace of the calling thread.
 fn run(line: &str) {
-    let mut words = line.split(' ');
-    let status = Command::new(words.next().unwrap()).args(words).status().expect(line);
+    let mut parts = line.split(' ');
+    let status = Command::new(parts.next().unwrap()).args(parts).status().expect(line);
     assert!(status.success(), "{line}");
 }
 
@@ -117,13 +117,13 @@ async fn engine(host: &str) -> TransferEngine {
 }
 
 /// Outcome of a batch: its end, its duration, and the bytes that it moved.
-struct Done {
+struct BatchResult {
     at: Instant,
-    took: Duration,
+    duration: Duration,
     bytes: usize,
 }
 
-fn rate(done: &[Done], from: Instant, to: Instant) -> f64 {
+fn rate(done: &[BatchResult], from: Instant, to: Instant) -> f64 {
     let bytes: usize = done.iter().filter(|d| d.at > from && d.at <= to).map(|d| d.bytes).sum();
     bytes as f64 / (to - from).as_secs_f64()
 }
@@ -147,20 +147,20 @@ fn lasting_descriptors() -> Vec<PathBuf> {
     descriptors()
 }
 
-struct Owner {
+struct RemoteMemory {
     name: String,
     address: u64,
 }
 
 /// Serves memory until the sender ends. Returns whether the memory was released in the end.
-fn owner(tell: &Sender<Owner>, over: &Receiver<()>) -> bool {
+fn owner(owner_sender: &Sender<RemoteMemory>, owner_end: &Receiver<()>) -> bool {
     let memory = Arc::new(HostMemory::new(BATCH * BLOCK).unwrap());
     let runtime = runtime();
     runtime.block_on(async {
-        let engine = engine(FAR).await;
+        let engine = engine(OWNER_HOST).await;
         let region = engine.register(memory.clone()).await.unwrap();
-        tell.send(Owner { name: engine.name().into(), address: region.addr() }).unwrap();
-        while over.try_recv() != Err(std::sync::mpsc::TryRecvError::Disconnected) {
+        owner_sender.send(RemoteMemory { name: engine.name().into(), address: region.addr() }).unwrap();
+        while owner_end.try_recv() != Err(std::sync::mpsc::TryRecvError::Disconnected) {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         drop(region);
@@ -176,14 +176,14 @@ type Switch = Box<dyn Fn(bool) + Send>;
 #[test]
 #[ignore = "needs root, iproute2 and /dev/net/tun, and takes half a minute: cargo xtask network"]
 fn over_a_relay_of_packets() {
-    let (give, device) = channel();
+    let (device_sender, device) = channel();
     check(
-        move |_| give.send(tun(FAR, NEAR)).unwrap(),
+        move |_| device_sender.send(tun(OWNER_HOST, USER_HOST)).unwrap(),
         move |_| {
-            let (ours, theirs) = (tun(NEAR, FAR), device.recv().unwrap());
+            let (user_device, owner_device) = (tun(USER_HOST, OWNER_HOST), device.recv().unwrap());
             let up = Arc::new(AtomicBool::new(true));
-            relay(ours.try_clone().unwrap(), theirs.try_clone().unwrap(), up.clone(), 1);
-            relay(theirs, ours, up.clone(), 2);
+            relay(user_device.try_clone().unwrap(), owner_device.try_clone().unwrap(), up.clone(), 1);
+            relay(owner_device, user_device, up.clone(), 2);
             Box::new(move |on| up.store(on, Ordering::Relaxed))
         },
     );
@@ -192,9 +192,9 @@ fn over_a_relay_of_packets() {
 #[test]
 #[ignore = "needs root, iproute2 and sch_netem, and takes half a minute: cargo xtask network"]
 fn over_a_cable_whose_other_end_goes_down() {
-    over_a_cable(|far| {
+    over_a_cable(|owner_side| {
         let process = std::process::id();
-        format!("nsenter --net=/proc/{process}/task/{far}/ns/net ip link set mcfar")
+        format!("nsenter --net=/proc/{process}/task/{owner_side}/ns/net ip link set mcfar")
     });
 }
 
@@ -208,17 +208,17 @@ fn over_a_cable_whose_own_end_goes_down() {
 fn over_a_cable(cut: impl FnOnce(i32) -> String + Send + 'static) {
     let (plug, plugged) = channel();
     check(
-        move |near: &Receiver<i32>| {
+        move |user_side: &Receiver<i32>| {
             // The cable is there once its end is: the sender's part is done then.
             plug.send(rustix::thread::gettid().as_raw_nonzero().get()).unwrap();
-            near.recv().unwrap();
-            cable_end("mcfar", FAR);
+            user_side.recv().unwrap();
+            cable_end("mcfar", OWNER_HOST);
         },
-        move |far: &Sender<i32>| {
+        move |owner_side: &Sender<i32>| {
             let thread = plugged.recv().unwrap();
             run(&format!("ip link add mcnear type veth peer name mcfar netns {thread}"));
-            cable_end("mcnear", NEAR);
-            far.send(0).unwrap();
+            cable_end("mcnear", USER_HOST);
+            owner_side.send(0).unwrap();
             let cut = cut(thread);
             Box::new(move |on| run(&format!("{cut} {}", if on { "up" } else { "down" })))
         },
@@ -228,7 +228,7 @@ fn over_a_cable(cut: impl FnOnce(i32) -> String + Send + 'static) {
 #[test]
 #[ignore = "needs root and iproute2: cargo xtask network"]
 fn on_a_host_with_only_lo() {
-    let moved = in_namespace(|| {
+    let bytes_read = in_namespace(|| {
         run("ip link set lo up");
         runtime().block_on(async {
             // Neither engine gets a configured address.
@@ -243,33 +243,33 @@ fn on_a_host_with_only_lo() {
             bytes
         })
     });
-    assert_eq!(moved.join().unwrap(), [7, 0]);
+    assert_eq!(bytes_read.join().unwrap(), [7, 0]);
 }
 
-/// `far` and `near` lay the network, each in its namespace.
+/// `owner_side` and `user_side` lay the network, each in its namespace.
 fn check(
-    far: impl FnOnce(&Receiver<i32>) + Send + 'static,
-    near: impl FnOnce(&Sender<i32>) -> Switch + Send + 'static,
+    owner_side: impl FnOnce(&Receiver<i32>) + Send + 'static,
+    user_side: impl FnOnce(&Sender<i32>) -> Switch + Send + 'static,
 ) {
     let before = lasting_descriptors();
-    let (tell, told) = channel();
-    let (keep, over) = channel::<()>();
-    let (say, heard) = channel();
-    let far = in_namespace(move || {
-        far(&heard);
-        owner(&tell, &over)
+    let (owner_sender, owner_receiver) = channel();
+    let (owner_guard, owner_end) = channel::<()>();
+    let (ready_sender, ready) = channel();
+    let owner_side = in_namespace(move || {
+        owner_side(&ready);
+        owner(&owner_sender, &owner_end)
     });
-    let near = in_namespace(move || {
-        let switch = near(&say);
-        let owner = told.recv().unwrap();
+    let user_side = in_namespace(move || {
+        let switch = user_side(&ready_sender);
+        let owner = owner_receiver.recv().unwrap();
         let memory = Arc::new(HostMemory::new(BATCH * BLOCK).unwrap());
         let runtime = runtime();
         runtime.block_on(user(owner, memory.clone(), switch));
-        drop((keep, runtime));
+        drop((owner_guard, runtime));
         Arc::strong_count(&memory) == 1
     });
-    assert!(near.join().unwrap(), "the user's memory is let go of");
-    assert!(far.join().unwrap(), "the owner's memory is let go of");
+    assert!(user_side.join().unwrap(), "the user's memory is let go of");
+    assert!(owner_side.join().unwrap(), "the owner's memory is let go of");
     // The four files of a relay stay with its threads. Threads of the runtimes may still end.
     let began = Instant::now();
     while descriptors().len() > before.len() + 4 {
@@ -285,7 +285,7 @@ async fn traffic(
     address: u64,
     memory: Region<TransportSet>,
     stop: Arc<AtomicBool>,
-) -> Vec<Done> {
+) -> Vec<BatchResult> {
     let mut rest = Some(memory.exclusive().unwrap());
     let mut blocks = Vec::new();
     for _ in 1..BATCH {
@@ -310,7 +310,7 @@ async fn traffic(
         blocks = finished.buffers;
         let bytes = finished.results.iter().filter(|result| result.is_ok()).count() * BLOCK;
         let at = Instant::now();
-        done.push(Done { at, took: at - began, bytes });
+        done.push(BatchResult { at, duration: at - began, bytes });
         if bytes == 0 {
             // Refused at once while the peer is known to be away.
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -319,15 +319,15 @@ async fn traffic(
     done
 }
 
-async fn user(owner: Owner, memory: Arc<HostMemory>, switch: Switch) {
-    let engine = engine(NEAR).await;
+async fn user(owner: RemoteMemory, memory: Arc<HostMemory>, switch: Switch) {
+    let engine = engine(USER_HOST).await;
     let target = engine.open(&owner.name).await.unwrap();
     let region = engine.register(memory).await.unwrap();
     let stop = Arc::new(AtomicBool::new(false));
     let traffic = tokio::spawn(traffic(engine.clone(), target.clone(), owner.address, region, stop.clone()));
     tokio::time::sleep(Duration::from_secs(6)).await;
     // One with all the time in the world, which is on its way when the network goes.
-    let patient = {
+    let long_read = {
         let (engine, target) = (engine.clone(), target.clone());
         tokio::spawn(async move { engine.read(&target, owner.address, vec![0; BATCH * BLOCK], None).await })
     };
@@ -338,19 +338,19 @@ async fn user(owner: Owner, memory: Arc<HostMemory>, switch: Switch) {
     switch(true);
     let up = Instant::now();
     let (outcome, _) =
-        tokio::time::timeout(Duration::from_secs(20), patient).await.expect("it hangs").unwrap();
-    let patient_took = cut.elapsed();
+        tokio::time::timeout(Duration::from_secs(20), long_read).await.expect("it hangs").unwrap();
+    let long_read_duration = cut.elapsed();
     tokio::time::sleep_until((up + Duration::from_secs(8)).into()).await;
     stop.store(true, Ordering::Relaxed);
     let done = traffic.await.unwrap();
     let before = rate(&done, cut - Duration::from_secs(4), cut);
     let first = done.iter().find(|d| d.at > up && d.bytes > 0).expect("it comes back").at - up;
     let after = rate(&done, up + Duration::from_secs(2), up + Duration::from_secs(8));
-    let while_down = done.iter().filter(|d| d.at - d.took > cut && d.at < up && d.bytes > 0).count();
-    let longest = done.iter().map(|d| d.took).max().unwrap();
+    let while_down = done.iter().filter(|d| d.at - d.duration > cut && d.at < up && d.bytes > 0).count();
+    let longest = done.iter().map(|d| d.duration).max().unwrap();
     println!(
         "{DELAY:?}, {LOST_PER_THOUSAND} of 1000 lost: {:.2} MB/s before, {:.2} MB/s from 2 s after the network was back; first batch {first:?} after it; longest batch {longest:?} of {DEADLINE:?}; \
-         the patient read took {patient_took:?} with {DOWN:?} without a network in it: {outcome:?}; {} batches",
+         the patient read took {long_read_duration:?} with {DOWN:?} without a network in it: {outcome:?}; {} batches",
         before / 1e6,
         after / 1e6,
         done.len()
@@ -370,6 +370,6 @@ async fn user(owner: Owner, memory: Arc<HostMemory>, switch: Switch) {
             "{error}"
         );
     }
-    assert!(patient_took <= DOWN + Duration::from_secs(10), "{patient_took:?}");
+    assert!(long_read_duration <= DOWN + Duration::from_secs(10), "{long_read_duration:?}");
     engine.close().await.unwrap();
 }

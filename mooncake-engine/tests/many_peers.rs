@@ -73,7 +73,7 @@ fn peers_cost_little_and_leave_nothing() {
     });
     let real = runtime.block_on(async {
         let start = || {
-            let wires = TransportOptions::named("tcp").unwrap().without_shared_memory();
+            let wires = TransportOptions::for_protocol("tcp").unwrap().without_shared_memory();
             let builder = TransferEngine::builder().name("127.0.0.1").transports(wires);
             builder.local_copies(LocalCopies::Never).start()
         };

@@ -10,18 +10,18 @@ const METADATA: &str = env!("CARGO_BIN_EXE_mooncake_http_metadata_server");
 const TOPOLOGY: &str = env!("CARGO_BIN_EXE_transfer_engine_topology_dump");
 
 /// Program that runs until it is stopped.
-struct Running {
+struct RunningProgram {
     child: Child,
     /// First output of the program.
-    said: String,
+    first_line: String,
 }
 
-impl Running {
+impl RunningProgram {
     fn start(program: &str, arguments: &[&str]) -> Self {
         let mut child = Command::new(program).args(arguments).stdout(Stdio::piped()).spawn().unwrap();
-        let mut said = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut said).unwrap();
-        Self { child, said: said.trim().to_owned() }
+        let mut first_line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut first_line).unwrap();
+        Self { child, first_line: first_line.trim().to_owned() }
     }
 
     /// Terminates it; it must end by itself, and well.
@@ -32,7 +32,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningProgram {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -47,7 +47,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-fn measured(arguments: &[&str]) -> Value {
+fn run_bench(arguments: &[&str]) -> Value {
     let output = run(BENCH, arguments);
     assert!(output.status.success(), "{}", text(&output.stderr));
     serde_json::from_slice(&output.stdout).unwrap()
@@ -55,11 +55,11 @@ fn measured(arguments: &[&str]) -> Value {
 
 #[test]
 fn two_processes_meet_at_the_handshake_port() {
-    let target = Running::start(
+    let target = RunningProgram::start(
         BENCH,
         &["--mode=target", "--local_server_name=127.0.0.1", "--protocol=tcp", "--buffer_size=4194304"],
     );
-    let name = target.said.strip_prefix("segment ").unwrap();
+    let name = target.first_line.strip_prefix("segment ").unwrap();
     assert!(name.starts_with("127.0.0.1:"), "{name}");
     let segment = format!("-segment_id={name}");
     let base = [
@@ -70,10 +70,10 @@ fn two_processes_meet_at_the_handshake_port() {
         "1",
         &segment,
     ];
-    let with = |more: &[&'static str]| [&base[..], more].concat();
+    let with = |extra: &[&'static str]| [&base[..], extra].concat();
     let small = &["--block-size=4096", "--batch_size=8", "--threads=2", "--format=json", "--check"][..];
     for operation in ["--operation=write", "--operation=read"] {
-        let results = measured(&with(&[small, &[operation]].concat()));
+        let results = run_bench(&with(&[small, &[operation]].concat()));
         let row = &results["rows"][0];
         assert!(row["bytes"].as_u64() >= Some(8 * 4096) && row["batches"].as_u64() > Some(0), "{results}");
         assert_eq!(row["bytes"].as_u64(), row["batches"].as_u64().map(|count| count * 8 * 4096));
@@ -107,17 +107,21 @@ fn two_processes_meet_at_the_handshake_port() {
 
 #[test]
 fn two_processes_meet_at_a_metadata_server() {
-    let server = Running::start(METADATA, &["--host=127.0.0.1", "--port", "0", "--log_level=error"]);
-    let metadata = format!("--metadata_server={}", server.said);
-    let target = Running::start(
+    let server = RunningProgram::start(METADATA, &["--host=127.0.0.1", "--port", "0", "--log_level=error"]);
+    let metadata = format!("--metadata_server={}", server.first_line);
+    let target = RunningProgram::start(
         BENCH,
         &["--mode=target", &metadata, "--local_server_name=owner", "--buffer_size=1048576", "--format=json"],
     );
-    let said: Value = serde_json::from_str(&target.said).unwrap();
-    assert_eq!((said["segment"].as_str(), said["bytes"].as_u64()), (Some("owner"), Some(1048576)));
-    let taken = run(BENCH, &["--mode=target", &metadata, "--local_server_name=owner", "--buffer_size=4096"]);
-    assert!(text(&taken.stderr).contains("in use"), "{}", text(&taken.stderr));
-    let results = measured(&[
+    let first_line: Value = serde_json::from_str(&target.first_line).unwrap();
+    assert_eq!(
+        (first_line["segment"].as_str(), first_line["bytes"].as_u64()),
+        (Some("owner"), Some(1048576))
+    );
+    let refused =
+        run(BENCH, &["--mode=target", &metadata, "--local_server_name=owner", "--buffer_size=4096"]);
+    assert!(text(&refused.stderr).contains("in use"), "{}", text(&refused.stderr));
+    let results = run_bench(&[
         &metadata,
         "--local_server_name=user",
         "--segment_id=owner",
@@ -129,8 +133,45 @@ fn two_processes_meet_at_a_metadata_server() {
     ]);
     assert!(results["rows"][0]["bytes"].as_u64() > Some(0));
     target.stop();
-    let gone = run(BENCH, &[&metadata, "--local_server_name=user", "--segment_id=owner", "--threads=1"]);
-    assert!(text(&gone.stderr).contains("owner"), "what stopped left its name: {}", text(&gone.stderr));
+    let after_stop =
+        run(BENCH, &[&metadata, "--local_server_name=user", "--segment_id=owner", "--threads=1"]);
+    assert!(
+        text(&after_stop.stderr).contains("owner"),
+        "what stopped left its name: {}",
+        text(&after_stop.stderr)
+    );
+    server.stop();
+}
+
+/// A server with a token serves engines with this token only, and a server without one does not
+/// listen at addresses that other hosts reach.
+#[test]
+fn a_metadata_server_demands_its_token() {
+    let start = |token: &str, arguments: &[&str]| {
+        let mut command = Command::new(METADATA);
+        command.args(arguments).env("MC_METADATA_HTTP_TOKEN", token);
+        command
+    };
+    let open = start("", &["--port=0"]).output().unwrap();
+    let stderr = text(&open.stderr);
+    assert!(open.status.code() == Some(1) && stderr.contains("refuses to bind 0.0.0.0"), "{stderr}");
+    let mut child =
+        start("secret", &["--port=0", "--log_level=error"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut first_line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut first_line).unwrap();
+    let server = RunningProgram { child, first_line: first_line.trim().replace("0.0.0.0", "127.0.0.1") };
+    let metadata = format!("--metadata_server={}", server.first_line);
+    let bench = |token: &str| {
+        let arguments = [&metadata, "--mode=initiator", "--local_server_name=user", "--segment_id=owner"];
+        let output =
+            Command::new(BENCH).args(arguments).env("MC_METADATA_HTTP_TOKEN", token).output().unwrap();
+        text(&output.stderr)
+    };
+    for wrong in ["", "wrong"] {
+        assert!(bench(wrong).contains("401"), "{}", bench(wrong));
+    }
+    let right = bench("secret");
+    assert!(right.contains("owner") && !right.contains("401"), "it is served, and finds no owner: {right}");
     server.stop();
 }
 
@@ -151,12 +192,12 @@ fn what_makes_no_sense_is_answered_with_what_would() {
         (TOPOLOGY, &["--custom_topo_json=/no/such/file"], &["/no/such/file"]),
     ] {
         let output = run(program, arguments);
-        let said = text(&output.stderr);
+        let stderr = text(&output.stderr);
         assert!(!output.status.success(), "{arguments:?}");
         for word in words {
-            assert!(said.contains(word), "{arguments:?} was answered without {word}: {said}");
+            assert!(stderr.contains(word), "{arguments:?} was answered without {word}: {stderr}");
         }
-        assert!(!said.contains("panicked"), "{said}");
+        assert!(!stderr.contains("panicked"), "{stderr}");
     }
 }
 

@@ -37,12 +37,12 @@ fn memory(len: usize) -> Arc<HostMemory> {
     Arc::new(HostMemory::new(len).unwrap())
 }
 
-fn soon(engine: &TransferEngine) -> Option<Moment> {
+fn deadline(engine: &TransferEngine) -> Option<Moment> {
     Some(engine.clock().now().after(Duration::from_secs(60)))
 }
 
 /// Writes and reads back a MiB of a byte.
-async fn there_and_back(
+async fn write_and_read(
     a: &TransferEngine,
     target: &mooncake_transport::engine::Target<mooncake_engine::TransportSet>,
     at: u64,
@@ -50,10 +50,10 @@ async fn there_and_back(
 ) {
     let mut local = a.register_local(memory(MIB)).unwrap().exclusive().unwrap();
     local.copy_from(0, &vec![byte; MIB]).unwrap();
-    let (result, mut local) = a.write(target, at, local, soon(a)).await;
+    let (result, mut local) = a.write(target, at, local, deadline(a)).await;
     result.unwrap();
     local.copy_from(0, &vec![0; MIB]).unwrap();
-    let (result, local) = a.read(target, at, local, soon(a)).await;
+    let (result, local) = a.read(target, at, local, deadline(a)).await;
     result.unwrap();
     let mut bytes = vec![0; MIB];
     local.copy_to(0, &mut bytes).unwrap();
@@ -62,18 +62,18 @@ async fn there_and_back(
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn registered_memory_goes_over_rdma_and_other_memory_beside_it() {
-    for (ours, theirs) in PAIRS {
-        let (a, b) = (engine(ours, NOWHERE).await, engine(theirs, NOWHERE).await);
+    for (local_device, remote_device) in PAIRS {
+        let (a, b) = (engine(local_device, NOWHERE).await, engine(remote_device, NOWHERE).await);
         let region = b.register(memory(MIB)).await.unwrap();
         let target = a.open(b.name()).await.unwrap();
         assert_eq!(target.descriptor().protocols, [Protocol::RDMA], "older peers read one name");
-        there_and_back(&a, &target, region.addr(), 5).await;
+        write_and_read(&a, &target, region.addr(), 5).await;
 
-        let c = engine(theirs, "127.0.0.1").await;
+        let c = engine(remote_device, "127.0.0.1").await;
         let region = c.register(memory(4096)).await.unwrap();
         let target = a.open(c.name()).await.unwrap();
-        a.write(&target, region.addr(), vec![6; 100], soon(&a)).await.0.unwrap();
-        let (result, read) = a.read(&target, region.addr(), vec![0; 100], soon(&a)).await;
+        a.write(&target, region.addr(), vec![6; 100], deadline(&a)).await.0.unwrap();
+        let (result, read) = a.read(&target, region.addr(), vec![0; 100], deadline(&a)).await;
         result.unwrap();
         assert_eq!(read, [6; 100], "a plain vector has only TCP");
     }
@@ -87,10 +87,10 @@ async fn without_the_cable_there_is_tcp() {
     let mut local = a.register_local(memory(4096)).unwrap().exclusive().unwrap();
     for (turn, byte) in [(1, 7), (0, 8), (0, 9), (1, 10)] {
         let state = if turn == 1 { "up" } else { "down" };
-        let words = ["link", "set", "rdma1", state];
-        assert!(Command::new("ip").args(words).status().unwrap().success());
+        let arguments = ["link", "set", "rdma1", state];
+        assert!(Command::new("ip").args(arguments).status().unwrap().success());
         local.copy_from(0, &[byte; 4096]).unwrap();
-        let (result, back) = a.write(&target, region.addr(), local, soon(&a)).await;
+        let (result, back) = a.write(&target, region.addr(), local, deadline(&a)).await;
         result.unwrap_or_else(|error| panic!("with the cable {state}: {error}"));
         local = back;
         let mut bytes = vec![0; 4096];
@@ -101,67 +101,74 @@ async fn without_the_cable_there_is_tcp() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn names_of_a_directory_lead_to_handshake_ports() {
-    for (ours, theirs) in PAIRS {
+    for (local_device, remote_device) in PAIRS {
         let directory = Directory::new(Arc::<MemoryMetadata>::default());
         let start = |name: &str, device: &str| {
             let builder = TransferEngine::builder().name(name).directory(directory.clone());
             builder.transports(wires(device, NOWHERE)).local_copies(LocalCopies::Never).start()
         };
-        let (a, b) = (start("node-a", ours).await.unwrap(), start("node-b", theirs).await.unwrap());
+        let (a, b) =
+            (start("node-a", local_device).await.unwrap(), start("node-b", remote_device).await.unwrap());
         let region = b.register(memory(4096)).await.unwrap();
         let published: SegmentDesc = b.descriptor();
         assert_eq!((published.name.as_str(), published.rdma_server_name.as_str()), ("node-b", ""));
         let target = a.open("node-b").await.unwrap();
         let local = a.register_local(memory(4096)).unwrap().exclusive().unwrap();
-        a.write(&target, region.addr(), local, soon(&a)).await.0.unwrap();
+        a.write(&target, region.addr(), local, deadline(&a)).await.0.unwrap();
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn between_processes() {
-    for (ours, theirs) in PAIRS {
-        let a = engine(ours, NOWHERE).await;
-        let mut owner = Owner::start(theirs);
+    for (local_device, remote_device) in PAIRS {
+        let a = engine(local_device, NOWHERE).await;
+        let mut owner = OwnerProcess::start(remote_device);
         let target = a.open(&owner.name).await.unwrap();
         let at = target.descriptor().buffers[0].addr;
-        there_and_back(&a, &target, at, 7).await;
-        there_and_back(&a, &target, at, 8).await;
+        write_and_read(&a, &target, at, 7).await;
+        write_and_read(&a, &target, at, 8).await;
         owner.kill();
         let local = a.register_local(memory(64)).unwrap().exclusive().unwrap();
-        let error = a.read(&target, at, local, soon(&a)).await.0.unwrap_err();
+        let error = a.read(&target, at, local, deadline(&a)).await.0.unwrap_err();
         let kind = error.kind();
-        let gone = [mooncake_core::ErrorKind::Unavailable, mooncake_core::ErrorKind::Timeout];
-        assert!(gone.contains(&kind), "{kind:?}: {error}");
+        let unreachable_kinds = [mooncake_core::ErrorKind::Unavailable, mooncake_core::ErrorKind::Timeout];
+        assert!(unreachable_kinds.contains(&kind), "{kind:?}: {error}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_protocol_finds_its_devices_and_an_unknown_name_is_refused() {
-    let of = |devices: &str| TransferEngine::builder().name("127.0.0.1").protocol("rdma").devices(devices);
+    let builder =
+        |devices: &str| TransferEngine::builder().name("127.0.0.1").protocol("rdma").devices(devices);
     for devices in ["", "auto-discovery", "rxe1", "rxe0, rxe1"] {
-        let engine = of(devices).or_tcp().start().await.unwrap();
-        assert!(engine.instead().is_none(), "{devices}: {:?}", engine.instead());
-        let named: Vec<_> = engine.descriptor().extra["devices"].as_array().unwrap().clone();
-        let named: Vec<_> = named.iter().map(|device| device["name"].as_str().unwrap()).collect();
-        assert_eq!(named, if devices == "rxe1" { vec!["rxe1"] } else { vec!["rxe0", "rxe1"] }, "{devices}");
+        let engine = builder(devices).allow_tcp_fallback().start().await.unwrap();
+        assert!(engine.fallback_reason().is_none(), "{devices}: {:?}", engine.fallback_reason());
+        let devices_found: Vec<_> = engine.descriptor().extra["devices"].as_array().unwrap().clone();
+        let devices_found: Vec<_> =
+            devices_found.iter().map(|device| device["name"].as_str().unwrap()).collect();
+        assert_eq!(
+            devices_found,
+            if devices == "rxe1" { vec!["rxe1"] } else { vec!["rxe0", "rxe1"] },
+            "{devices}"
+        );
     }
-    let error = of("rxe7").start().await.unwrap_err().to_string();
+    let error = builder("rxe7").start().await.unwrap_err().to_string();
     assert!(error.contains("rxe7") && error.contains("rxe0, rxe1"), "{error}");
-    let engine = of("rxe7").or_tcp().start().await.unwrap();
-    assert!(engine.instead().is_some_and(|error| error.to_string().contains("rxe7")));
+    let engine = builder("rxe7").allow_tcp_fallback().start().await.unwrap();
+    assert!(engine.fallback_reason().is_some_and(|error| error.to_string().contains("rxe7")));
     assert_eq!(engine.descriptor().protocols, [Protocol::TCP]);
     let filtered = [("MC_TE_FILTERS", "rxe1")].into_iter().collect();
-    let engine = of("").environment_of(&filtered).start().await.unwrap();
+    let engine = builder("").environment_of(&filtered).start().await.unwrap();
     assert_eq!(engine.descriptor().extra["devices"].as_array().unwrap().len(), 1);
 }
 
 /// An engine in another process, which is this program started again.
-struct Owner {
+struct OwnerProcess {
     child: Child,
     name: String,
 }
 
-impl Owner {
+impl OwnerProcess {
     fn start(device: &str) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "owner", "--ignored", "--nocapture", "--test-threads=1"])
@@ -171,9 +178,9 @@ impl Owner {
             .unwrap();
         writeln!(child.stdin.as_mut().unwrap(), "{device}").unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let said =
+        let name =
             lines.map_while(Result::ok).find_map(|line| Some(line.split_once("engine ")?.1.to_owned()));
-        Self { child, name: said.expect("the owner says its name") }
+        Self { child, name: name.expect("the owner says its name") }
     }
 
     fn kill(&mut self) {
@@ -182,7 +189,7 @@ impl Owner {
     }
 }
 
-impl Drop for Owner {
+impl Drop for OwnerProcess {
     fn drop(&mut self) {
         self.kill();
     }

@@ -2,6 +2,7 @@
 //! segments.
 #![cfg(feature = "transport-tcp")]
 
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,8 +13,10 @@ use mooncake_engine::transport_set::TransportOptions;
 use mooncake_engine::{TransferEngine, TransferEngineBuilder};
 use mooncake_transport::engine::{HandshakePort, LocalCopies};
 use mooncake_transport::handshake::HandshakeConfig;
+use mooncake_transport::net::default_host;
 use mooncake_transport::{Directory, Protocol, SegmentDesc, Transport};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tokio::net::{TcpStream, lookup_host};
 use tokio::runtime::Handle;
 
 fn with(variables: &[(&str, &str)]) -> TransferEngineBuilder {
@@ -25,7 +28,7 @@ fn memory(len: usize) -> Arc<HostMemory> {
     Arc::new(HostMemory::new(len).unwrap())
 }
 
-async fn moves_bytes(owner: &TransferEngine, user: &TransferEngine) {
+async fn assert_transfers(owner: &TransferEngine, user: &TransferEngine) {
     let region = owner.register(memory(4096)).await.unwrap();
     let target = user.open(owner.name()).await.unwrap();
     user.write(&target, region.addr(), vec![5; 100], None).await.0.unwrap();
@@ -41,7 +44,7 @@ async fn transports_take_all_available_descriptors() {
     let fewer = all.map_or(1 << 20, |all| all - 1);
     setrlimit(Resource::Nofile, Rlimit { current: Some(fewer), maximum: all }).unwrap();
     let clock: SharedClock = Arc::new(SystemClock::new());
-    let wires = TransportOptions::named("tcp").unwrap().open(&Handle::current(), &clock).unwrap();
+    let wires = TransportOptions::for_protocol("tcp").unwrap().open(&Handle::current(), &clock).unwrap();
     assert_eq!(getrlimit(Resource::Nofile).current, all);
     drop(wires);
 }
@@ -52,11 +55,11 @@ async fn ipv6() {
     let (owner, user) = (with(&tcp).start().await.unwrap(), with(&tcp).start().await.unwrap());
     assert!(owner.name().starts_with("[::1]:"), "{}", owner.name());
     assert_eq!(owner.descriptor().tcp_data_host, "::1");
-    moves_bytes(&owner, &user).await;
+    assert_transfers(&owner, &user).await;
     let plain = with(&[("MC_FORCE_TCP", "1")]).name("127.0.0.1").start().await.unwrap();
-    moves_bytes(&owner, &plain).await;
-    let named = with(&tcp[..2]).name("[::1]:7").start().await.unwrap();
-    moves_bytes(&named, &plain).await;
+    assert_transfers(&owner, &plain).await;
+    let with_port = with(&tcp[..2]).name("[::1]:7").start().await.unwrap();
+    assert_transfers(&with_port, &plain).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -97,13 +100,14 @@ async fn ports_and_names() {
     let drawn = with(&[("MC_LEGACY_RPC_PORT_BINDING", "1")]).name("127.0.0.1").start().await.unwrap();
     assert_eq!(drawn.name(), drawn.handshake_addr().unwrap().to_string(), "a name without a port");
     // Peers find an engine by the address in its name, and its bytes, too.
-    let named = with(&[("MC_TCP_BIND_ADDRESS", "192.0.2.1")]).name("127.0.0.1").start().await.unwrap();
-    assert!(named.name().starts_with("127.0.0.1:"), "{}", named.name());
-    assert_eq!(named.descriptor().tcp_data_host, "127.0.0.1");
+    let with_bind_address =
+        with(&[("MC_TCP_BIND_ADDRESS", "192.0.2.1")]).name("127.0.0.1").start().await.unwrap();
+    assert!(with_bind_address.name().starts_with("127.0.0.1:"), "{}", with_bind_address.name());
+    assert_eq!(with_bind_address.descriptor().tcp_data_host, "127.0.0.1");
 }
 
 /// Puts a descriptor with another data port into the directory, as of an engine that has moved.
-async fn moved(directory: &Directory, port: u16) {
+async fn publish_port(directory: &Directory, port: u16) {
     let mut desc: SegmentDesc =
         directory.descriptor("owner", b"{}", &HandshakeConfig::default()).await.unwrap();
     desc.tcp_data_port = port;
@@ -119,18 +123,18 @@ async fn a_segment_is_looked_up_again_on_request() {
         builder.start().await.unwrap()
     };
     let owner = start("owner", &[]).await;
-    let (lasting, fresh) =
+    let (cached, uncached) =
         (start("lasting", &[]).await, start("fresh", &[("MC_DISABLE_METACACHE", "1")]).await);
-    let watching = start("watching", &[("MC_TE_METADATA_REFRESH_INTERVAL_SECONDS", "1")]).await;
+    let refreshing = start("watching", &[("MC_TE_METADATA_REFRESH_INTERVAL_SECONDS", "1")]).await;
     let port = async |engine: &TransferEngine| engine.open("owner").await.unwrap().descriptor().tcp_data_port;
     let before = owner.descriptor().tcp_data_port;
-    for engine in [&lasting, &fresh, &watching] {
+    for engine in [&cached, &uncached, &refreshing] {
         assert_eq!(port(engine).await, before);
     }
-    moved(&directory, 1).await;
-    assert_eq!((port(&lasting).await, port(&fresh).await), (before, 1));
+    publish_port(&directory, 1).await;
+    assert_eq!((port(&cached).await, port(&uncached).await), (before, 1));
     tokio::time::timeout(Duration::from_secs(20), async {
-        while port(&watching).await == before {
+        while port(&refreshing).await == before {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     })
@@ -138,8 +142,83 @@ async fn a_segment_is_looked_up_again_on_request() {
     .expect("looked up by itself");
     // A transfer that fails finds the port by itself, too.
     let region = owner.register(memory(64)).await.unwrap();
-    moved(&directory, 1).await;
-    let target = fresh.open("owner").await.unwrap();
-    moved(&directory, before).await;
-    fresh.write(&target, region.addr(), vec![1], None).await.0.unwrap();
+    publish_port(&directory, 1).await;
+    let target = uncached.open("owner").await.unwrap();
+    publish_port(&directory, before).await;
+    uncached.write(&target, region.addr(), vec![1], None).await.0.unwrap();
+}
+
+/// Returns whether a port accepts connections at an address.
+async fn accepts(ip: IpAddr, port: u16) -> bool {
+    TcpStream::connect((ip, port)).await.is_ok()
+}
+
+/// Both ports of an engine listen at the loopback address of its name, or at the address of the
+/// setting. The other engines of the host still reach it there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ports_listen_at_loopback_or_where_the_setting_says() {
+    let (v4, v6) = (IpAddr::from(Ipv4Addr::LOCALHOST), IpAddr::from(Ipv6Addr::LOCALHOST));
+    let other = IpAddr::from([127, 0, 0, 9]);
+    let outward = default_host();
+    let directory = Directory::new(Arc::<MemoryMetadata>::default());
+    for (name, variables, bound) in [
+        ("127.0.0.1", &[][..], v4),
+        ("127.0.0.9", &[], other),
+        ("localhost", &[], v4),
+        ("::1", &[], v6),
+        ("127.0.0.1", &[("MC_USE_IPV6", "1")], v4),
+        ("", &[("MC_BIND_ADDRESS", "127.0.0.9")], other),
+        ("", &[("MC_BIND_ADDRESS", "::1")], v6),
+    ] {
+        for is_p2p in [true, false] {
+            let what = format!("{name:?} {variables:?} {is_p2p}");
+            // Another process may listen at the same port of another address; not at each attempt.
+            let mut unexpected = Vec::new();
+            for _ in 0..5 {
+                let mut builder = with(variables).name(name).protocol("tcp");
+                if !is_p2p {
+                    let name = if name.is_empty() { "node" } else { name };
+                    builder = builder.name(name).directory(directory.clone());
+                }
+                let engine = builder.start().await.unwrap();
+                assert_eq!(engine.bound_address(), Some(bound), "{what}");
+                let handshake = engine.handshake_addr().unwrap().clone();
+                unexpected.clear();
+                for port in [handshake.port, engine.descriptor().tcp_data_port] {
+                    assert!(accepts(bound, port).await, "{what}");
+                    for other_ip in [v4, other, v6, outward].iter().filter(|ip| **ip != bound) {
+                        if accepts(*other_ip, port).await {
+                            unexpected.push((*other_ip, port));
+                        }
+                    }
+                }
+                // The published host leads there.
+                let published = lookup_host((handshake.host.as_str(), handshake.port)).await.unwrap();
+                assert!(published.map(|at| at.ip()).any(|ip| ip == bound), "{what}: {handshake}");
+                engine.close().await.unwrap();
+                if unexpected.is_empty() {
+                    break;
+                }
+            }
+            assert_eq!(unexpected, [], "{what}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn addresses_that_cannot_be_bound_or_reached_are_refused() {
+    let host = |host: &str| HandshakePort { host: Some(host.into()), ..HandshakePort::default() };
+    for (builder, expected) in [
+        (with(&[("MC_BIND_ADDRESS", "198.51.100.7")]), "not an address of this host"),
+        (with(&[("MC_BIND_ADDRESS", "eth0")]), "not an IP address"),
+        (TransferEngine::builder().name("10.0.0.1").bind_address("127.0.0.1"), "published=10.0.0.1"),
+        (with(&[("MC_BIND_ADDRESS", "127.0.0.1")]).handshake(host("10.0.0.1")), "published=10.0.0.1"),
+    ] {
+        let error = builder.protocol("tcp").start().await.unwrap_err().to_string();
+        assert!(error.contains(expected) && error.contains("bind_address="), "{error}");
+    }
+    // An explicit setting of every address overrides a loopback name.
+    let open =
+        with(&[("MC_BIND_ADDRESS", "0.0.0.0")]).name("127.0.0.1").protocol("tcp").start().await.unwrap();
+    assert!(accepts(default_host(), open.handshake_addr().unwrap().port).await);
 }

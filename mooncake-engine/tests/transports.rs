@@ -40,9 +40,9 @@ fn memory(len: usize, shared: bool) -> Arc<HostMemory> {
 async fn the_location_of_memory_decides_the_transport() {
     const LEN: usize = 8 << 20;
     // A success has not gone over TCP, because no process can connect to this address.
-    let (near, user) = (engine(both("192.0.2.1")).await, engine(both("127.0.0.1")).await);
-    let region = near.register(memory(LEN, true)).await.unwrap();
-    let target = user.open(near.name()).await.unwrap();
+    let (local, user) = (engine(both("192.0.2.1")).await, engine(both("127.0.0.1")).await);
+    let region = local.register(memory(LEN, true)).await.unwrap();
+    let target = user.open(local.name()).await.unwrap();
     for len in [1, 5000, LEN] {
         let mut batch = Batch::new();
         batch.write(&target, region.addr() + (LEN - len) as u64, vec![7; len]);
@@ -51,19 +51,20 @@ async fn the_location_of_memory_decides_the_transport() {
         result.unwrap();
         assert!(read.iter().all(|byte| *byte == 7));
     }
-    let region = near.register(memory(4096, false)).await.unwrap();
+    let region = local.register(memory(4096, false)).await.unwrap();
     let deadline = Some(user.clock().now().after(Duration::from_millis(200)));
     let (result, _) = user.read(&target, region.addr(), vec![0; 8], deadline).await;
     assert!(result.is_err(), "what is not shared has no other way");
     let line = |name: &str| user.metrics().into_iter().find(|line| line.peer == name).unwrap();
-    assert_eq!(line(near.name()).wire.as_str(), "shm+tcp");
-    let (left, bytes) = (line(near.name()).requests_behind, line(near.name()).bytes_behind);
+    assert_eq!(line(local.name()).wire.as_str(), "shm+tcp");
+    let (left, bytes) = (line(local.name()).fallback_requests, line(local.name()).fallback_bytes);
     assert!(left >= 1 && bytes == 8 * left, "{left} times, {bytes} bytes");
     // One batch over both.
-    let far = engine(both("127.0.0.1")).await;
-    let (shared, private) = (far.register(memory(LEN, true)).await, far.register(memory(LEN, false)).await);
+    let remote = engine(both("127.0.0.1")).await;
+    let (shared, private) =
+        (remote.register(memory(LEN, true)).await, remote.register(memory(LEN, false)).await);
     let (shared, private) = (shared.unwrap(), private.unwrap());
-    let target = user.open(far.name()).await.unwrap();
+    let target = user.open(remote.name()).await.unwrap();
     let mut batch = Batch::new();
     for i in 0..16 {
         let region = if i % 2 == 0 { &shared } else { &private };
@@ -71,8 +72,8 @@ async fn the_location_of_memory_decides_the_transport() {
     }
     let done = user.submit(batch, None).await;
     assert!(done.results.iter().all(Result::is_ok));
-    let line = line(far.name());
-    assert_eq!((line.counts.writes, line.requests_behind, line.bytes_behind), (16, 8, 8 << 18));
+    let line = line(remote.name());
+    assert_eq!((line.counts.writes, line.fallback_requests, line.fallback_bytes), (16, 8, 8 << 18));
     for i in 0..16u8 {
         let region = if i % 2 == 0 { &shared } else { &private };
         let mut got = vec![0; 1 << 18];
@@ -138,22 +139,22 @@ async fn a_peer_that_does_not_respond_delays_no_other() {
 fn slow_target() -> (u16, Receiver<()>, Sender<()>, JoinHandle<()>) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
-    let ((go, wait), (asked, is_asked)) = (channel(), channel());
+    let ((respond, wait), (requested, request_received)) = (channel(), channel());
     let thread = std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
         stream.read_exact(&mut [0; 24]).unwrap();
-        asked.send(()).unwrap();
+        requested.send(()).unwrap();
         wait.recv().unwrap();
         stream.write_all(&[&b"\0\0\0\0VTCM"[..], &[5; 100]].concat()).unwrap();
         // Until the other side closes: nothing more is asked.
         assert_eq!(stream.read(&mut [0; 1]).unwrap_or(0), 0);
     });
-    (port, is_asked, go, thread)
+    (port, request_received, respond, thread)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_waits_in_a_batch_that_is_given_up_is_not_sent() {
-    let (port, is_asked, go, target) = slow_target();
+    let (port, request_received, respond, target) = slow_target();
     let directory = Directory::new(Arc::<MemoryMetadata>::default());
     let mut desc = SegmentDesc::new("slow");
     desc.protocols.push(Protocol::TCP);
@@ -165,26 +166,26 @@ async fn what_waits_in_a_batch_that_is_given_up_is_not_sent() {
     wires.tcp = Some(TcpConfig { connections: 1, window: 1, ..wires.tcp.unwrap_or_default() });
     let user =
         TransferEngine::builder().name("user").directory(directory).transports(wires).start().await.unwrap();
-    let slow = user.open("slow").await.unwrap();
+    let slow_peer = user.open("slow").await.unwrap();
     let sources: Vec<_> = (0..4).map(|_| memory(100, false)).collect();
     let mut batch = Batch::new();
     for (i, source) in sources.iter().enumerate() {
         let region = user.register_local(source.clone()).unwrap();
-        batch.read(&slow, i as u64 * 100, region.exclusive().unwrap());
+        batch.read(&slow_peer, i as u64 * 100, region.exclusive().unwrap());
     }
     let holders = || [0, 1, 2, 3].map(|i| Arc::strong_count(&sources[i]));
     let running = user.submit(batch, None);
     let view = running.view();
-    tokio::task::block_in_place(|| is_asked.recv()).unwrap();
+    tokio::task::block_in_place(|| request_received.recv()).unwrap();
     assert_eq!(view.overall().status, Status::Pending);
     drop(running);
-    let seen = || [0, 1, 2, 3].map(|i| view.request(i).unwrap().status);
-    while seen()[1..].contains(&Status::Pending) {
+    let statuses = || [0, 1, 2, 3].map(|i| view.request(i).unwrap().status);
+    while statuses()[1..].contains(&Status::Pending) {
         tokio::task::yield_now().await;
     }
-    assert_eq!(seen(), [Status::Pending, Status::Canceled, Status::Canceled, Status::Canceled]);
+    assert_eq!(statuses(), [Status::Pending, Status::Canceled, Status::Canceled, Status::Canceled]);
     assert_eq!(holders()[0], 2, "what is on its way keeps its memory");
-    go.send(()).unwrap();
+    respond.send(()).unwrap();
     while view.request(0).unwrap().status == Status::Pending || holders() != [1; 4] {
         tokio::task::yield_now().await;
     }
@@ -195,7 +196,7 @@ async fn what_waits_in_a_batch_that_is_given_up_is_not_sent() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_waits_to_be_repeated_is_given_up_too() {
-    let (port, is_asked, go, target) = slow_target();
+    let (port, request_received, respond, target) = slow_target();
     let directory = Directory::new(Arc::<MemoryMetadata>::default());
     let mut desc = SegmentDesc::new("moved");
     desc.protocols.push(Protocol::TCP);
@@ -224,7 +225,7 @@ async fn what_waits_to_be_repeated_is_given_up_too() {
     let running = user.submit(batch, None);
     let view = running.view();
     let driving = tokio::spawn(running);
-    tokio::task::block_in_place(|| is_asked.recv()).unwrap();
+    tokio::task::block_in_place(|| request_received.recv()).unwrap();
     assert_eq!(view.overall().status, Status::Pending);
     driving.abort();
     assert!(driving.await.unwrap_err().is_cancelled());
@@ -233,7 +234,7 @@ async fn what_waits_to_be_repeated_is_given_up_too() {
     }
     assert_eq!(view.request(1).unwrap().status, Status::Canceled);
     assert_eq!(view.request(0).unwrap().status, Status::Pending, "it is on the wire, and not over");
-    go.send(()).unwrap();
+    respond.send(()).unwrap();
     while view.request(0).unwrap().status == Status::Pending {
         tokio::task::yield_now().await;
     }

@@ -25,9 +25,9 @@ pub enum Backend {
     Unsupported = -2,
 }
 
-fn live() -> &'static Mutex<HashMap<usize, DeviceMemory>> {
-    static LIVE: OnceLock<Mutex<HashMap<usize, DeviceMemory>>> = OnceLock::new();
-    LIVE.get_or_init(Mutex::default)
+fn allocations() -> &'static Mutex<HashMap<usize, DeviceMemory>> {
+    static ALLOCATIONS: OnceLock<Mutex<HashMap<usize, DeviceMemory>>> = OnceLock::new();
+    ALLOCATIONS.get_or_init(Mutex::default)
 }
 
 /// Returns the kind of memory that a device gets.
@@ -50,15 +50,13 @@ pub fn probe(device: u32) -> Backend {
 /// `BUFFER_OVERFLOW` without enough memory.
 pub fn allocate(len: usize, device: u32) -> Result<u64> {
     let device = CudaDriver::serve(None)?.device(device)?;
-    let fabric = if device.has_fabric() {
-        DeviceMemory::with_fabric(&device, len)
+    let memory = if device.has_fabric() {
+        DeviceMemory::with_fabric(&device, len)?
     } else {
-        DeviceMemory::new(&device, len)
+        DeviceMemory::new(&device, len)?
     };
-    // A machine may have the hardware, but not the permission to export.
-    let memory = fabric.or_else(|_| DeviceMemory::new(&device, len))?;
     let at = memory.span().ptr.as_ptr().expose_provenance();
-    live().lock().insert(at, memory);
+    allocations().lock().insert(at, memory);
     Ok(at as u64)
 }
 
@@ -69,7 +67,7 @@ pub fn allocate(len: usize, device: u32) -> Result<u64> {
 /// `stream` is a `cudaStream_t`, or 0 for the default one. No other stream uses the memory any
 /// more.
 pub unsafe fn free(addr: u64, stream: u64) -> bool {
-    let memory = usize::try_from(addr).ok().and_then(|addr| live().lock().remove(&addr));
+    let memory = usize::try_from(addr).ok().and_then(|addr| allocations().lock().remove(&addr));
     let Some(memory) = memory else { return false };
     let device = memory.device();
     if stream != 0 {
@@ -83,5 +81,5 @@ pub unsafe fn free(addr: u64, stream: u64) -> bool {
 
 /// Returns the number of allocations that are not freed yet.
 pub fn allocated() -> usize {
-    live().lock().len()
+    allocations().lock().len()
 }

@@ -8,24 +8,24 @@ use mooncake_core::clock::Rng;
 use mooncake_core::memory::MemorySpan;
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_ipc::record::RECORD_LEN;
-use mooncake_ipc::{Mapping, Shared};
+use mooncake_ipc::{Mapping, SharedObject};
 use parking_lot::Mutex;
 
 use crate::cuda::{Allocation, Device, HANDLE_BYTES, HandleKind, Imported};
 
 pub(crate) type Link = mooncake_ipc::Link<Remote>;
-pub(crate) type Inside = mooncake_ipc::Inside<Remote, Arc<Link>>;
+pub(crate) type CopyGuard = mooncake_ipc::CopyGuard<Remote, Arc<Link>>;
 
 const _: () = assert!(HANDLE_BYTES == RECORD_LEN);
 
 /// Region that is open to peers.
 #[derive(Clone, Debug)]
-pub(crate) struct Opened {
+pub(crate) struct ExportedRegion {
     pub(crate) span: MemorySpan,
     pub(crate) allocation: Allocation,
 }
 
-impl Shared for Opened {
+impl SharedObject for ExportedRegion {
     const OUTLIVES_SOCKETS: bool = true;
 
     fn range(&self) -> Range<u64> {
@@ -36,11 +36,11 @@ impl Shared for Opened {
         addr - self.allocation.base
     }
 
-    fn more(&self) -> Vec<[u8; RECORD_LEN]> {
+    fn extra_records(&self) -> Vec<[u8; RECORD_LEN]> {
         encode(&self.allocation, &this_process()).into()
     }
 
-    unsafe fn cut_off(&self) -> Result<()> {
+    unsafe fn detach(&self) -> Result<()> {
         Err(Error::new(ErrorCode::NotSupported, "cannot detach device memory from peers that have opened it"))
     }
 }
@@ -48,14 +48,14 @@ impl Shared for Opened {
 /// Encodes the records that follow the record of a region: the handle, and the allocation of the
 /// handle.
 pub(crate) fn encode(allocation: &Allocation, process: &[u8; 16]) -> [[u8; RECORD_LEN]; 2] {
-    let mut about = [0; RECORD_LEN];
-    about[..8].copy_from_slice(&allocation.len.to_le_bytes());
-    about[8..12].copy_from_slice(&(allocation.kind as u32).to_le_bytes());
-    about[16..32].copy_from_slice(&allocation.uuid);
-    about[32..48].copy_from_slice(process);
-    about[48..56].copy_from_slice(&allocation.base.to_le_bytes());
-    about[56..64].copy_from_slice(&allocation.id.to_le_bytes());
-    [allocation.handle, about]
+    let mut metadata = [0; RECORD_LEN];
+    metadata[..8].copy_from_slice(&allocation.len.to_le_bytes());
+    metadata[8..12].copy_from_slice(&(allocation.kind as u32).to_le_bytes());
+    metadata[16..32].copy_from_slice(&allocation.uuid);
+    metadata[32..48].copy_from_slice(process);
+    metadata[48..56].copy_from_slice(&allocation.base.to_le_bytes());
+    metadata[56..64].copy_from_slice(&allocation.id.to_le_bytes());
+    [allocation.handle, metadata]
 }
 
 /// Decodes the allocation of those records, and its process.
@@ -64,13 +64,13 @@ pub(crate) fn encode(allocation: &Allocation, process: &[u8; 16]) -> [[u8; RECOR
 ///
 /// Returns `Invalid`, with the faulty part.
 pub(crate) fn decode(records: &[[u8; RECORD_LEN]]) -> Result<(Allocation, [u8; 16])> {
-    let [handle, about] = records else {
+    let [handle, metadata] = records else {
         return Err(Error::invalid("malformed region descriptor: missing CUDA handle"));
     };
-    let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| about[at + i]));
-    let id = |at: usize| -> [u8; 16] { std::array::from_fn(|i| about[at + i]) };
+    let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| metadata[at + i]));
+    let id = |at: usize| -> [u8; 16] { std::array::from_fn(|i| metadata[at + i]) };
     let (len, base) = (long(0), long(48));
-    let kind = u32::from_le_bytes(std::array::from_fn(|i| about[8 + i]));
+    let kind = u32::from_le_bytes(std::array::from_fn(|i| metadata[8 + i]));
     let kind = HandleKind::from_number(kind)
         .ok_or_else(|| Error::invalid(format!("malformed region descriptor: unknown handle kind {kind}")))?;
     if len == 0 || base == 0 || base.checked_add(len).is_none() {
@@ -78,7 +78,7 @@ pub(crate) fn decode(records: &[[u8; RECORD_LEN]]) -> Result<(Allocation, [u8; 1
             "malformed region descriptor: invalid allocation. base={base:#x} len={len}"
         )));
     }
-    if about[12..16].iter().any(|byte| *byte != 0) {
+    if metadata[12..16].iter().any(|byte| *byte != 0) {
         return Err(Error::invalid("malformed region descriptor: unused bytes are not zero"));
     }
     Ok((Allocation { base, len, kind, handle: *handle, uuid: id(16), id: long(56) }, id(32)))
@@ -132,18 +132,18 @@ fn open(device: &Arc<Device>, allocation: &Allocation, owner: Option<[u8; 16]>) 
     let mut all = OPEN.lock();
     all.retain(|open| open.import.strong_count() != 0);
     let end = |allocation: &Allocation| allocation.base.saturating_add(allocation.len);
-    let same_place = |open: &&OpenImport| {
+    let overlaps = |open: &&OpenImport| {
         open.owner == owner
             && open.device == device.number()
             && open.allocation.base < end(allocation)
             && allocation.base < end(&open.allocation)
     };
-    for known in all.iter().filter(same_place) {
-        let Some(import) = known.import.upgrade().filter(|import| import.is_of(device)) else { continue };
-        if known.allocation.id == allocation.id && known.allocation.handle == allocation.handle {
+    for existing in all.iter().filter(overlaps) {
+        let Some(import) = existing.import.upgrade().filter(|import| import.is_for(device)) else { continue };
+        if existing.allocation.id == allocation.id && existing.allocation.handle == allocation.handle {
             return Ok(import);
         }
-        if known.allocation.id != allocation.id && allocation.kind == HandleKind::Ipc {
+        if existing.allocation.id != allocation.id && allocation.kind == HandleKind::Ipc {
             // The owner has freed the allocation, because other memory is there now, and had closed
             // it before. So no copy uses it, and none begins. But the driver opens nothing at its
             // address while it is open, and another node of this process may not know yet.
@@ -154,6 +154,11 @@ fn open(device: &Arc<Device>, allocation: &Allocation, owner: Option<[u8; 16]>) 
     let (allocation, device) = (*allocation, device.number());
     all.push(OpenImport { owner, allocation, device, import: Arc::downgrade(&import) });
     Ok(import)
+}
+
+/// Removes the entries of memory that this process has closed.
+pub(crate) fn release_closed() {
+    OPEN.lock().retain(|open| open.import.strong_count() != 0);
 }
 
 /// Returns whether a retry would return the same error.
@@ -185,9 +190,9 @@ impl Remote {
             return Ok(LocalAddress { at: self.allocation.base, import: None });
         }
         let mut opened = self.opened.lock();
-        let known = opened.iter().position(|(other, _)| Arc::ptr_eq(other, device));
-        let known = match known {
-            Some(known) => known,
+        let existing = opened.iter().position(|(other, _)| Arc::ptr_eq(other, device));
+        let existing = match existing {
+            Some(existing) => existing,
             None => {
                 // Mappings of a lost device are gone with its context.
                 opened.retain(|(other, _)| !other.is_lost());
@@ -198,7 +203,7 @@ impl Remote {
                 opened.len() - 1
             }
         };
-        match &opened[known].1 {
+        match &opened[existing].1 {
             Ok(import) => Ok(LocalAddress { at: import.at(), import: Some(import.clone()) }),
             Err(error) => Err(error.clone()),
         }
@@ -206,11 +211,11 @@ impl Remote {
 }
 
 impl Mapping for Remote {
-    const MORE: usize = 2;
+    const EXTRA_RECORDS: usize = 2;
     type Description = Remote;
 
-    fn check_description(_: Option<OwnedFd>, more: &[[u8; RECORD_LEN]]) -> Result<(Remote, u64)> {
-        let (allocation, process) = decode(more)?;
+    fn check_description(_: Option<OwnedFd>, extra_records: &[[u8; RECORD_LEN]]) -> Result<(Remote, u64)> {
+        let (allocation, process) = decode(extra_records)?;
         let bytes = allocation.len;
         Ok((Remote::new(allocation, Some(process)), bytes))
     }
@@ -244,19 +249,19 @@ mod tests {
 
     #[test]
     fn malformed_records_are_named() {
-        let good = encode(&allocation(), &[9; 16]);
+        let valid = encode(&allocation(), &[9; 16]);
         for (at, word) in [(8, "kind"), (13, "unused")] {
-            let mut bad = good;
-            bad[1][at] ^= 0x40;
-            assert!(decode(&bad).unwrap_err().message().contains(word), "{at}");
+            let mut invalid = valid;
+            invalid[1][at] ^= 0x40;
+            assert!(decode(&invalid).unwrap_err().message().contains(word), "{at}");
         }
-        for bad in [
+        for invalid in [
             Allocation { len: 0, ..allocation() },
             Allocation { base: 0, ..allocation() },
             Allocation { base: u64::MAX, ..allocation() },
         ] {
-            assert!(decode(&encode(&bad, &[9; 16])).unwrap_err().message().contains("allocation"));
+            assert!(decode(&encode(&invalid, &[9; 16])).unwrap_err().message().contains("allocation"));
         }
-        assert!(decode(&good[..1]).is_err());
+        assert!(decode(&valid[..1]).is_err());
     }
 }

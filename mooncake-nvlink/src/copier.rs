@@ -9,7 +9,7 @@ use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_transport::{Completion, Opcode};
 use tokio::runtime::Handle;
 
-use crate::codec::Inside;
+use crate::codec::CopyGuard;
 use crate::cuda::{Device, Imported};
 use crate::driver::CudaDriver;
 use crate::peer::{NvlinkPeer, View};
@@ -29,7 +29,7 @@ pub(crate) struct Copy {
 #[non_exhaustive]
 pub enum Refusal {
     /// Dead owner, or a remote range that no open region contains.
-    NotThere,
+    Unreachable,
     /// Failure to open the memory of the peer, or to use a device.
     Failed(Error),
 }
@@ -41,13 +41,13 @@ pub(crate) struct Batch {
     /// such copies waits for them.
     blocks: bool,
     copies: Vec<(u64, u64, usize)>,
-    flights: Vec<Flight>,
+    resources: Vec<CopyResources>,
 }
 
 /// Resources that a copy holds until it is complete.
-struct Flight {
+struct CopyResources {
     // Drop order: first the owner stops counting this copy, then the memory may be unmapped here.
-    _inside: Option<Inside>,
+    _guard: Option<CopyGuard>,
     _import: Option<Arc<Imported>>,
     share: Completion,
 }
@@ -68,20 +68,20 @@ impl Copier {
         copy: Copy,
         share: Completion,
     ) -> Result<(), (Refusal, Completion)> {
-        let (device, copied, inside, import) = match self.prepare(view, copy) {
+        let (device, copied, guard, import) = match self.prepare(view, copy) {
             Ok(prepared) => prepared,
-            Err(why) => return Err((why, share)),
+            Err(reason) => return Err((reason, share)),
         };
         let blocks = self.blocks(copy.local);
-        let known = batches
+        let existing = batches
             .iter()
             .position(|batch| batch.device.number() == device.number() && batch.blocks == blocks);
-        let at = known.unwrap_or_else(|| {
-            batches.push(Batch { device, blocks, copies: Vec::new(), flights: Vec::new() });
+        let at = existing.unwrap_or_else(|| {
+            batches.push(Batch { device, blocks, copies: Vec::new(), resources: Vec::new() });
             batches.len() - 1
         });
         batches[at].copies.push(copied);
-        batches[at].flights.push(Flight { _inside: inside, _import: import, share });
+        batches[at].resources.push(CopyResources { _guard: guard, _import: import, share });
         Ok(())
     }
 
@@ -90,28 +90,28 @@ impl Copier {
         &self,
         view: &View<'_>,
         copy: Copy,
-    ) -> Result<(Arc<Device>, (u64, u64, usize), Option<Inside>, Option<Arc<Imported>>), Refusal> {
+    ) -> Result<(Arc<Device>, (u64, u64, usize), Option<CopyGuard>, Option<Arc<Imported>>), Refusal> {
         let len = copy.local.len;
-        let found = view.find(copy.remote, len as u64).ok_or(Refusal::NotThere)?;
+        let found = view.find(copy.remote, len as u64).ok_or(Refusal::Unreachable)?;
         let remote = found.remote();
         let device = self.device_for(copy.local, &remote.allocation().uuid).map_err(Refusal::Failed)?;
         // Counted before any memory is opened: a region that is open now stays open until the copy
         // is complete.
-        let inside = view.enter(&found).ok_or(Refusal::NotThere)?;
-        let here = remote.at(&device).map_err(Refusal::Failed)?;
-        if here.import.is_none()
+        let guard = view.enter(&found).ok_or(Refusal::Unreachable)?;
+        let mapped = remote.at(&device).map_err(Refusal::Failed)?;
+        if mapped.import.is_none()
             && let Some(owner) = device.cuda().device_of_uuid(&remote.allocation().uuid)
             && owner != device.number()
         {
             let owner = self.driver.device(owner).map_err(Refusal::Failed)?;
             device.enable_peer(&owner);
         }
-        let (there, local) = (here.at + found.offset_of(copy.remote), copy.local.addr());
+        let (remote_addr, local) = (mapped.at + found.offset_of(copy.remote), copy.local.addr());
         let copied = match copy.opcode {
-            Opcode::Read => (local, there, len),
-            Opcode::Write => (there, local, len),
+            Opcode::Read => (local, remote_addr, len),
+            Opcode::Write => (remote_addr, local, len),
         };
-        Ok((device, copied, inside, here.import))
+        Ok((device, copied, guard, mapped.import))
     }
 
     /// Returns the device that copies: the one of the local bytes, or else the one of the remote
@@ -129,7 +129,7 @@ impl Copier {
     /// Returns whether a copy blocks the thread that begins it, because of host memory that is not
     /// page-locked.
     fn blocks(&self, local: MemorySpan) -> bool {
-        !local.location.is_device() && !self.driver.cuda().is_ok_and(|cuda| cuda.knows(local.addr()))
+        !local.location.is_device() && !self.driver.cuda().is_ok_and(|cuda| cuda.has_address(local.addr()))
     }
 
     /// Begins the prepared copies.
@@ -148,13 +148,15 @@ impl Copier {
     pub(crate) fn after_refresh(&self, peer: &NvlinkPeer, copies: Vec<(Copy, Completion)>, refreshed: bool) {
         let (mut batches, view) = (Vec::new(), peer.view());
         for (copy, share) in copies {
-            if !refreshed || peer.is_gone() {
-                share.finish(Err(gone()));
+            if !refreshed || peer.is_owner_dead() {
+                share.finish(Err(owner_ended_error()));
                 continue;
             }
             match self.add(&mut batches, &view, copy, share) {
                 Ok(()) => {}
-                Err((Refusal::NotThere, share)) => share.finish(Err(closed(copy.remote, copy.local.len))),
+                Err((Refusal::Unreachable, share)) => {
+                    share.finish(Err(not_registered_error(copy.remote, copy.local.len)))
+                }
                 Err((Refusal::Failed(error), share)) => share.finish(Err(error)),
             }
         }
@@ -164,7 +166,7 @@ impl Copier {
 
 impl Batch {
     fn post(mut self, clock: &SharedClock) {
-        self.remove_late_and_cancelled(clock);
+        self.remove_expired_and_cancelled(clock);
         if self.copies.is_empty() {
             return;
         }
@@ -172,26 +174,26 @@ impl Batch {
         // completed, and each flight holds the resources of its remote bytes. Both are kept until
         // the device has reported the end of the copies.
         match unsafe { self.device.copy(&self.copies) } {
-            Ok(event) => Poller::shared().watch(event, Box::new(Flights(self.flights))),
-            Err(error) => Flights(self.flights).finish(Err(error)),
+            Ok(event) => Poller::shared().watch(event, Box::new(CopiesInFlight(self.resources))),
+            Err(error) => CopiesInFlight(self.resources).finish(Err(error)),
         }
     }
 
     /// Removes copies that are late or cancelled.
-    fn remove_late_and_cancelled(&mut self, clock: &SharedClock) {
+    fn remove_expired_and_cancelled(&mut self, clock: &SharedClock) {
         let mut at = 0;
-        while at < self.flights.len() {
-            let share = &self.flights[at].share;
-            let late = share.deadline().is_some_and(|deadline| clock.now() >= deadline);
-            let given_up = share.is_given_up();
-            if !late && !given_up {
+        while at < self.resources.len() {
+            let share = &self.resources[at].share;
+            let is_expired = share.deadline().is_some_and(|deadline| clock.now() >= deadline);
+            let is_cancelled = share.is_cancelled();
+            if !is_expired && !is_cancelled {
                 at += 1;
                 continue;
             }
             self.copies.swap_remove(at);
-            let Flight { share, .. } = self.flights.swap_remove(at);
-            if given_up {
-                share.give_back();
+            let CopyResources { share, .. } = self.resources.swap_remove(at);
+            if is_cancelled {
+                share.finish_cancelled();
             } else {
                 let text = "cannot copy: the deadline passed before the copy began";
                 share.finish(Err(Error::new(ErrorCode::RpcTimeout, text)));
@@ -200,27 +202,27 @@ impl Batch {
     }
 }
 
-struct Flights(Vec<Flight>);
+struct CopiesInFlight(Vec<CopyResources>);
 
-impl Flights {
+impl CopiesInFlight {
     fn finish(self, result: Result<()>) {
-        for Flight { _inside: inside, _import: import, share } in self.0 {
-            drop((inside, import));
+        for CopyResources { _guard: guard, _import: import, share } in self.0 {
+            drop((guard, import));
             share.finish(result.clone());
         }
     }
 }
 
-impl OnEvent for Flights {
+impl OnEvent for CopiesInFlight {
     fn complete(self: Box<Self>, result: Result<()>) {
         self.finish(result);
     }
 }
 
-pub(crate) fn gone() -> Error {
+pub(crate) fn owner_ended_error() -> Error {
     Error::new(ErrorCode::TransferFail, "cannot access device memory: its owner has ended")
 }
 
-pub(crate) fn closed(addr: u64, len: usize) -> Error {
+pub(crate) fn not_registered_error(addr: u64, len: usize) -> Error {
     Error::invalid(format!("{len} bytes at {addr:#x} do not lie in one registered buffer of device memory"))
 }

@@ -13,10 +13,10 @@ use parking_lot::Mutex;
 use crate::cuda::{self, Cuda, Device, Event, Pinned};
 
 /// Maximum bytes of page-locked memory kept for reuse.
-const KEPT: usize = 64 << 20;
+const MAX_POOLED_BYTES: usize = 64 << 20;
 
-static SERVING: OnceLock<Arc<CudaDriver>> = OnceLock::new();
-static BEGINNING: Mutex<()> = Mutex::new(());
+static DRIVER: OnceLock<Arc<CudaDriver>> = OnceLock::new();
+static INIT_LOCK: Mutex<()> = Mutex::new(());
 
 /// Copies between host and devices through CUDA. One driver serves the process.
 pub struct CudaDriver {
@@ -40,13 +40,13 @@ impl CudaDriver {
     /// # Errors
     /// Returns `INVALID_PARAMS` when the driver of another vendor is installed as the built-in one.
     pub fn serve(path: Option<PathBuf>) -> Result<Arc<Self>> {
-        let _turn = BEGINNING.lock();
-        if let Some(driver) = SERVING.get() {
+        let _guard = INIT_LOCK.lock();
+        if let Some(driver) = DRIVER.get() {
             return Ok(driver.clone());
         }
         let driver = Arc::new(Self { libcuda: path, devices: Mutex::default(), staging: Arc::default() });
         offer_device_memory(driver.clone())?;
-        Ok(SERVING.get_or_init(|| driver).clone())
+        Ok(DRIVER.get_or_init(|| driver).clone())
     }
 
     /// Returns the library, loaded and initialised.
@@ -63,8 +63,8 @@ impl CudaDriver {
     /// Returns the errors of [`Cuda::device`].
     pub fn device(&self, number: u32) -> Result<Arc<Device>> {
         let mut devices = self.devices.lock();
-        let known = devices.iter().find(|device| device.number() == number && !device.is_lost());
-        if let Some(device) = known {
+        let existing = devices.iter().find(|device| device.number() == number && !device.is_lost());
+        if let Some(device) = existing {
             return Ok(device.clone());
         }
         let device = self.cuda()?.device(number)?;
@@ -103,9 +103,9 @@ impl CudaDriver {
 
     /// Returns any device: one in use by this driver, one in use by this process, or the first.
     pub(crate) fn any_device(&self) -> Result<Arc<Device>> {
-        let known = self.devices.lock().iter().find(|device| !device.is_lost()).cloned();
-        match known {
-            Some(known) => Ok(known),
+        let existing = self.devices.lock().iter().find(|device| !device.is_lost()).cloned();
+        match existing {
+            Some(existing) => Ok(existing),
             None => self.device(self.cuda()?.in_use().unwrap_or(0)),
         }
     }
@@ -145,21 +145,21 @@ impl DeviceDriver for CudaDriver {
     }
 
     fn staging(&self, len: usize) -> Result<Box<dyn MemorySource>> {
-        let known = {
-            let mut kept = self.staging.lock();
-            let at = kept.free.iter().position(|memory| memory.span().len == len && memory.is_usable());
-            let memory = at.map(|at| kept.free.swap_remove(at));
-            kept.bytes -= memory.as_ref().map_or(0, |memory| memory.span().len);
+        let existing = {
+            let mut pool = self.staging.lock();
+            let at = pool.free.iter().position(|memory| memory.span().len == len && memory.is_usable());
+            let memory = at.map(|at| pool.free.swap_remove(at));
+            pool.bytes -= memory.as_ref().map_or(0, |memory| memory.span().len);
             memory
         };
-        let memory = match known {
+        let memory = match existing {
             Some(memory) => memory,
             None => Pinned::new(&self.any_device()?, len)?,
         };
         Ok(Box::new(PooledStaging {
             span: memory.span(),
             memory: Some(memory),
-            kept: Arc::downgrade(&self.staging),
+            pool: Arc::downgrade(&self.staging),
         }))
     }
 }
@@ -174,7 +174,7 @@ impl std::fmt::Debug for CudaDriver {
 struct PooledStaging {
     span: MemorySpan,
     memory: Option<Pinned>,
-    kept: Weak<Mutex<StagingPool>>,
+    pool: Weak<Mutex<StagingPool>>,
 }
 
 // SAFETY: the driver keeps the bytes at that address until they are freed, which happens after the
@@ -187,11 +187,11 @@ unsafe impl MemorySource for PooledStaging {
 
 impl Drop for PooledStaging {
     fn drop(&mut self) {
-        let (Some(memory), Some(kept)) = (self.memory.take(), self.kept.upgrade()) else { return };
-        let mut kept = kept.lock();
-        if kept.bytes + self.span.len <= KEPT && memory.is_usable() {
-            kept.bytes += self.span.len;
-            kept.free.push(memory);
+        let (Some(memory), Some(pool)) = (self.memory.take(), self.pool.upgrade()) else { return };
+        let mut pool = pool.lock();
+        if pool.bytes + self.span.len <= MAX_POOLED_BYTES && memory.is_usable() {
+            pool.bytes += self.span.len;
+            pool.free.push(memory);
         }
     }
 }

@@ -10,13 +10,14 @@ mod codec;
 mod copier;
 #[allow(unsafe_code)]
 pub mod cuda;
+mod descriptor_only;
 #[allow(unsafe_code)]
 mod driver;
-mod listed;
 #[allow(unsafe_code)]
 mod ordered;
 mod peer;
 mod poller;
+mod summary;
 #[cfg(feature = "testkit")]
 #[allow(unsafe_code)]
 pub mod testkit;
@@ -31,4 +32,5 @@ pub use driver::CudaDriver;
 pub use mooncake_transport::config::NvlinkConfig;
 pub use ordered::{Ordered, StreamOrder};
 pub use peer::NvlinkPeer;
+pub use summary::device_summaries;
 pub use transport::{NvlinkTransport, Registration};

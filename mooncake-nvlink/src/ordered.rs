@@ -30,7 +30,7 @@ pub struct StreamOrder {
 
 #[derive(Debug, Default)]
 struct OrderState {
-    kept: Mutex<Progress>,
+    progress: Mutex<Progress>,
     changed: Condvar,
 }
 
@@ -52,13 +52,13 @@ impl Drop for Ordered {
     fn drop(&mut self) {
         let dropped = || Err(Error::internal("transfer in stream order was dropped: its runtime has ended"));
         let result = self.result.take().unwrap_or_else(dropped);
-        let mut kept = self.state.kept.lock();
+        let mut progress = self.state.progress.lock();
         if let Err(error) = result {
             tracing::warn!(%error, "transfer in stream order failed");
-            kept.failed.get_or_insert(error);
+            progress.failed.get_or_insert(error);
         }
-        kept.in_progress -= 1;
-        drop(kept);
+        progress.in_progress -= 1;
+        drop(progress);
         // The error is stored first: a caller that sees the stream continue also finds the error.
         self.hold = None;
         self.state.changed.notify_all();
@@ -98,15 +98,15 @@ impl StreamOrder {
         let stream = unsafe { StreamRef::new(self.driver.cuda()?, stream, None) }?;
         let mark = stream.mark()?;
         let hold = stream.hold(&self.flags)?;
-        self.state.kept.lock().in_progress += 1;
+        self.state.progress.lock().in_progress += 1;
         let mut ordered = Ordered { state: self.state.clone(), result: None, hold: Some(hold) };
-        let (tell, told) = oneshot::channel();
-        let over = move |result| {
-            let _ = tell.send(result);
+        let (sender, before) = oneshot::channel();
+        let on_complete = move |result| {
+            let _ = sender.send(result);
         };
-        Poller::shared().watch(mark, Box::new(over));
+        Poller::shared().watch(mark, Box::new(on_complete));
         self.runtime.spawn(async move {
-            let before = match told.await {
+            let before = match before.await {
                 Ok(before) => before.map_err(|error| error.context("work of the stream before the transfer")),
                 Err(_) => Err(Error::internal("the thread that waits for devices has ended")),
             };
@@ -116,10 +116,10 @@ impl StreamOrder {
             }
             let mut transfer = std::pin::pin!(transfer);
             let in_time = tokio::time::timeout(limit, &mut transfer).await;
-            let is_over = in_time.is_ok();
+            let has_ended = in_time.is_ok();
             ordered.result = Some(in_time.unwrap_or_else(|_| Err(limit_error(limit))));
             drop(ordered);
-            if !is_over && let Err(error) = transfer.await {
+            if !has_ended && let Err(error) = transfer.await {
                 tracing::debug!(%error, "transfer failed after its stream had continued");
             }
         });
@@ -131,12 +131,12 @@ impl StreamOrder {
     /// # Errors
     /// Returns that failure.
     pub fn check(&self) -> Result<()> {
-        self.state.kept.lock().failed.take().map_or(Ok(()), Err)
+        self.state.progress.lock().failed.take().map_or(Ok(()), Err)
     }
 
     /// Returns the number of transfers that wait for their stream, or are in progress.
     pub fn in_progress(&self) -> usize {
-        self.state.kept.lock().in_progress
+        self.state.progress.lock().in_progress
     }
 
     /// Waits until no transfer is in progress, and reports failures as [`check`](Self::check) does.
@@ -144,11 +144,11 @@ impl StreamOrder {
     /// # Errors
     /// Returns the error of [`check`](Self::check).
     pub fn wait_for_all(&self) -> Result<()> {
-        let mut kept = self.state.kept.lock();
-        while kept.in_progress > 0 {
-            self.state.changed.wait(&mut kept);
+        let mut progress = self.state.progress.lock();
+        while progress.in_progress > 0 {
+            self.state.changed.wait(&mut progress);
         }
-        kept.failed.take().map_or(Ok(()), Err)
+        progress.failed.take().map_or(Ok(()), Err)
     }
 }
 

@@ -34,11 +34,11 @@ pub(crate) struct Poller {
 
 #[derive(Default)]
 struct Queue {
-    new: Vec<Waiting>,
+    new: Vec<WatchedEvent>,
     running: bool,
 }
 
-struct Waiting {
+struct WatchedEvent {
     event: Event,
     then: Box<dyn OnEvent>,
 }
@@ -64,32 +64,32 @@ impl Poller {
             }
             queue.running = true;
         }
-        queue.new.push(Waiting { event, then });
+        queue.new.push(WatchedEvent { event, then });
         drop(queue);
         self.work.notify_one();
     }
 
     fn run(&self) {
         let clock = SystemClock::new();
-        let mut waiting: Vec<Waiting> = Vec::new();
+        let mut waiting: Vec<WatchedEvent> = Vec::new();
         let (mut active, mut pause) = (clock.now(), PAUSES.0);
         loop {
             let before = waiting.len();
             self.take(&mut waiting, pause, clock.now().since(active) < BUSY_POLL);
-            let mut happened = waiting.len() > before;
+            let mut has_progress = waiting.len() > before;
             let mut at = 0;
             while at < waiting.len() {
                 match waiting[at].event.poll() {
                     None => at += 1,
                     Some(result) => {
-                        let Waiting { event, then } = waiting.swap_remove(at);
+                        let WatchedEvent { event, then } = waiting.swap_remove(at);
                         drop(event);
                         then.complete(result);
-                        happened = true;
+                        has_progress = true;
                     }
                 }
             }
-            if happened {
+            if has_progress {
                 (active, pause) = (clock.now(), PAUSES.0);
             } else if clock.now().since(active) >= BUSY_POLL {
                 pause = (pause * 2).min(PAUSES.1);
@@ -99,9 +99,9 @@ impl Poller {
 
     /// Takes new entries. Sleeps when there is nothing to wait for. Otherwise it pauses, unless an
     /// event is expected at any moment.
-    fn take(&self, waiting: &mut Vec<Waiting>, pause: Duration, eager: bool) {
+    fn take(&self, waiting: &mut Vec<WatchedEvent>, pause: Duration, busy_poll: bool) {
         let mut queue = self.queue.lock();
-        if queue.new.is_empty() && !eager {
+        if queue.new.is_empty() && !busy_poll {
             if waiting.is_empty() {
                 while queue.new.is_empty() {
                     self.work.wait(&mut queue);
@@ -112,7 +112,7 @@ impl Poller {
         }
         waiting.append(&mut queue.new);
         drop(queue);
-        if eager {
+        if busy_poll {
             std::thread::yield_now();
         }
     }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 use mooncake_core::clock::{SharedClock, SystemClock};
 use mooncake_core::memory::{Location, MemorySpan};
 use mooncake_core::{Error, ErrorCode, Result};
-use mooncake_ipc::{Endpoint, Limits, Links, Owner, Seat};
+use mooncake_ipc::{Endpoint, Limits, Links, OpenRegion, Owner};
 use mooncake_transport::config::NvlinkConfig;
 use mooncake_transport::fallback::{PartialTransport, is_path_error};
 use mooncake_transport::{Access, Capabilities, Completion, Op, Protocol, SegmentDesc, Transport};
@@ -15,11 +15,11 @@ use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
-use crate::codec::{Opened, Remote};
-use crate::copier::{Copier, Copy, Refusal, closed, gone};
+use crate::codec::{self, ExportedRegion, Remote};
+use crate::copier::{Copier, Copy, Refusal, not_registered_error, owner_ended_error};
 use crate::cuda::{Allocation, HandleKind};
+use crate::descriptor_only::{self, DescriptorMemory};
 use crate::driver::CudaDriver;
-use crate::listed::{self, Listed};
 use crate::peer::NvlinkPeer;
 
 /// Key of this project in descriptors: the host by the id of its boot, and the name of the socket.
@@ -34,12 +34,12 @@ pub struct NvlinkTransport {
     config: NvlinkConfig,
     runtime: Handle,
     copier: Arc<Copier>,
-    owner: Arc<Owner<Opened>>,
+    owner: Arc<Owner<ExportedRegion>>,
     exports: Exports,
     /// Endpoint of this node, published under [`ENDPOINT`].
     endpoint: Endpoint,
     links: Arc<Links<Remote>>,
-    listed: Mutex<HashMap<String, Weak<Listed>>>,
+    descriptor_memory: Mutex<HashMap<String, Weak<DescriptorMemory>>>,
     tasks: [JoinHandle<()>; 2],
 }
 
@@ -51,8 +51,8 @@ type Exports = Arc<Mutex<HashMap<u64, Allocation>>>;
 pub struct Registration {
     location: Location,
     // Drop order: removed from the descriptor first.
-    _listed: Option<Export>,
-    seat: Option<Seat<Opened>>,
+    _export: Option<Export>,
+    open_region: Option<OpenRegion<ExportedRegion>>,
 }
 
 #[derive(Debug)]
@@ -71,7 +71,7 @@ impl Registration {
     /// Returns whether peers can reach the memory: it is registered for peers, device memory, and
     /// of an allocation that can be exported.
     pub fn is_reachable(&self) -> bool {
-        self.seat.as_ref().is_some_and(Seat::is_open)
+        self.open_region.as_ref().is_some_and(OpenRegion::is_open)
     }
 }
 
@@ -96,12 +96,12 @@ impl NvlinkTransport {
         driver.cuda()?;
         let owner =
             Owner::new(Limits { drain_timeout: config.drain_timeout, max_served: config.max_served })?;
-        let links = Links::new(runtime, config.answer_timeout);
-        let _here = runtime.enter();
+        let links = Links::new(runtime, config.response_timeout);
+        let _guard = runtime.enter();
         let (listener, name) = mooncake_ipc::listen("nvlink")?;
         let endpoint = Endpoint::here(name)?;
         let tasks = [
-            runtime.spawn(mooncake_ipc::serve(owner.clone(), listener, config.answer_timeout)),
+            runtime.spawn(mooncake_ipc::serve(owner.clone(), listener, config.response_timeout)),
             runtime.spawn(links.clone().maintain(config.upkeep_interval)),
         ];
         Ok(Self {
@@ -112,7 +112,7 @@ impl NvlinkTransport {
             exports: Exports::default(),
             endpoint,
             links,
-            listed: Mutex::default(),
+            descriptor_memory: Mutex::default(),
             tasks,
         })
     }
@@ -137,8 +137,8 @@ impl NvlinkTransport {
         let (mut batches, view) = (Vec::new(), peer.view());
         for (op, share) in ops.zip(done.each()) {
             let copy = Copy { opcode: op.opcode(), local: local(&op), remote: op.remote() };
-            if let Err((why, share)) = self.copier.add(&mut batches, &view, copy, share) {
-                other(op, share, why);
+            if let Err((reason, share)) = self.copier.add(&mut batches, &view, copy, share) {
+                other(op, share, reason);
             }
         }
         self.copier.post(batches);
@@ -148,7 +148,7 @@ impl NvlinkTransport {
     /// `None` for handles that only the other host can open: their numbers may by chance be those
     /// of memory here.
     fn kind_of(&self, desc: &SegmentDesc) -> Option<HandleKind> {
-        let fabric = desc.speaks(&Protocol::NVLINK)
+        let fabric = desc.supports(&Protocol::NVLINK)
             && self.config.fabric
             && self.copier.driver.any_device().is_ok_and(|device| device.has_fabric());
         if fabric {
@@ -157,7 +157,7 @@ impl NvlinkTransport {
         endpoint(desc).is_none().then_some(HandleKind::Ipc)
     }
 
-    fn export_ways(&self) -> &'static [HandleKind] {
+    fn export_kinds(&self) -> &'static [HandleKind] {
         if self.config.fabric && !self.config.intra_node {
             &[HandleKind::Fabric, HandleKind::Ipc]
         } else {
@@ -166,9 +166,13 @@ impl NvlinkTransport {
     }
 
     /// Opens device memory to peers, if the driver can export it.
-    fn open(&self, number: u32, span: MemorySpan) -> Result<(Option<Seat<Opened>>, Option<Export>)> {
+    fn open(
+        &self,
+        number: u32,
+        span: MemorySpan,
+    ) -> Result<(Option<OpenRegion<ExportedRegion>>, Option<Export>)> {
         let device = self.copier.driver.device(number)?;
-        let allocation = match Allocation::export(&device, span, self.export_ways()) {
+        let allocation = match Allocation::export(&device, span, self.export_kinds()) {
             Ok(allocation) => allocation,
             Err(error) if matches!(error.code(), ErrorCode::NotSupported | ErrorCode::InvalidParams) => {
                 tracing::warn!(%error, addr = span.addr(), "memory of {} cannot be exported to peers", device.location());
@@ -176,12 +180,12 @@ impl NvlinkTransport {
             }
             Err(error) => return Err(error),
         };
-        let seat = self.owner.open(span, Opened { span, allocation });
-        let listed = seat.is_some().then(|| {
+        let open_region = self.owner.open(span, ExportedRegion { span, allocation });
+        let export = open_region.is_some().then(|| {
             self.exports.lock().insert(span.addr(), allocation);
             Export { exports: self.exports.clone(), addr: span.addr() }
         });
-        Ok((seat, listed))
+        Ok((open_region, export))
     }
 }
 
@@ -204,11 +208,11 @@ unsafe impl Transport for NvlinkTransport {
     unsafe fn register(&self, span: MemorySpan, access: Access) -> Result<Registration> {
         span.check()?;
         let span = span.located();
-        let (seat, listed) = match (access, span.location) {
+        let (open_region, export) = match (access, span.location) {
             (Access::Remote, Location::Cuda(number)) if !span.read_only => self.open(number, span)?,
             _ => (None, None),
         };
-        Ok(Registration { location: span.location, _listed: listed, seat })
+        Ok(Registration { location: span.location, _export: export, open_region })
     }
 
     fn describe(&self, desc: &mut SegmentDesc) {
@@ -217,21 +221,21 @@ unsafe impl Transport for NvlinkTransport {
         // this one.
         if desc.protocols.is_empty() {
             desc.protocols.push(self.protocol());
-            listed::describe(&self.exports.lock(), desc);
+            descriptor_only::describe(&self.exports.lock(), desc);
         }
     }
 
     fn reaches(&self, desc: &SegmentDesc) -> bool {
-        endpoint(desc).is_some_and(|theirs| theirs.same_host(&self.endpoint))
-            || ((desc.speaks(&Protocol::NVLINK) || desc.speaks(&Protocol::NVLINK_INTRA))
-                && desc.buffers.iter().any(listed::has_handle)
+        endpoint(desc).is_some_and(|target| target.same_host(&self.endpoint))
+            || ((desc.supports(&Protocol::NVLINK) || desc.supports(&Protocol::NVLINK_INTRA))
+                && desc.buffers.iter().any(descriptor_only::has_handle)
                 && self.kind_of(desc).is_some())
     }
 
     async fn connect(&self, desc: &SegmentDesc) -> Result<NvlinkPeer> {
-        if let Some(theirs) = endpoint(desc).filter(|theirs| theirs.same_host(&self.endpoint)) {
-            let link = self.links.to(theirs.socket()).await?;
-            return Ok(NvlinkPeer::linked(link));
+        if let Some(target) = endpoint(desc).filter(|target| target.same_host(&self.endpoint)) {
+            let link = self.links.to(target.socket()).await?;
+            return Ok(NvlinkPeer::from_link(link));
         }
         let kind = self.kind_of(desc).ok_or_else(|| {
             let text = format!(
@@ -240,36 +244,47 @@ unsafe impl Transport for NvlinkTransport {
             );
             Error::new(ErrorCode::NotSupported, text)
         })?;
-        let known = self.listed.lock().get(&desc.name).and_then(Weak::upgrade);
-        let listed = Arc::new(Listed::new(desc, kind, known.as_deref())?);
-        let mut all = self.listed.lock();
-        all.retain(|_, listed| listed.strong_count() != 0);
-        all.insert(desc.name.clone(), Arc::downgrade(&listed));
-        Ok(NvlinkPeer::listed(listed))
+        let existing = self.descriptor_memory.lock().get(&desc.name).and_then(Weak::upgrade);
+        let memory = Arc::new(DescriptorMemory::new(desc, kind, existing.as_deref())?);
+        let mut by_name = self.descriptor_memory.lock();
+        by_name.retain(|_, memory| memory.strong_count() != 0);
+        by_name.insert(desc.name.clone(), Arc::downgrade(&memory));
+        Ok(NvlinkPeer::from_descriptor(memory))
+    }
+
+    fn is_connected(&self, peer: &NvlinkPeer) -> bool {
+        peer.is_connected()
+    }
+
+    fn release_departed(&self) {
+        self.descriptor_memory.lock().retain(|_, memory| memory.strong_count() != 0);
+        codec::release_closed();
     }
 
     fn submit<'a, I>(&self, peer: &NvlinkPeer, ops: I, done: Completion)
     where
         I: ExactSizeIterator<Item = Op<'a, Registration>>,
     {
-        let mut again = Vec::new();
-        self.submit_or_refuse(peer, ops, done, |op, share, why| match why {
+        let mut deferred = Vec::new();
+        self.submit_or_refuse(peer, ops, done, |op, share, reason| match reason {
             Refusal::Failed(error) => share.finish(Err(error)),
-            Refusal::NotThere if peer.is_gone() => share.finish(Err(gone())),
-            Refusal::NotThere if op.is_empty() => share.finish(Err(closed(op.remote(), op.len()))),
+            Refusal::Unreachable if peer.is_owner_dead() => share.finish(Err(owner_ended_error())),
+            Refusal::Unreachable if op.is_empty() => {
+                share.finish(Err(not_registered_error(op.remote(), op.len())))
+            }
             // The refreshed list of regions may contain this range.
-            Refusal::NotThere => {
-                again.push((Copy { opcode: op.opcode(), local: local(&op), remote: op.remote() }, share));
+            Refusal::Unreachable => {
+                deferred.push((Copy { opcode: op.opcode(), local: local(&op), remote: op.remote() }, share));
             }
         });
-        if let (Some(link), false) = (peer.stale_link(), again.is_empty()) {
+        if let (Some(link), false) = (peer.stale_link(), deferred.is_empty()) {
             let (link, peer, copier) = (link.clone(), peer.clone(), self.copier.clone());
             self.runtime.spawn(async move {
                 let refreshed = link.refresh().await.is_ok();
-                copier.after_refresh(&peer, again, refreshed);
+                copier.after_refresh(&peer, deferred, refreshed);
             });
         } else {
-            self.copier.after_refresh(peer, again, true);
+            self.copier.after_refresh(peer, deferred, true);
         }
     }
 }
@@ -288,8 +303,8 @@ impl PartialTransport for NvlinkTransport {
         I: ExactSizeIterator<Item = Op<'a, Registration>>,
         F: FnMut(Op<'a, Registration>, Completion),
     {
-        self.submit_or_refuse(peer, ops, done, |op, share, why| {
-            tracing::debug!(?why, "operation falls back to the next transport");
+        self.submit_or_refuse(peer, ops, done, |op, share, reason| {
+            tracing::debug!(?reason, "operation falls back to the next transport");
             missed(op, share);
         });
     }

@@ -20,7 +20,7 @@ const SLOW: u64 = 3_000;
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Lock of one test at a time: faults concern the whole process.
-static TURN: Mutex<()> = Mutex::new(());
+static EXCLUSIVE: Mutex<()> = Mutex::new(());
 
 struct World {
     fake: FakeCuda,
@@ -32,12 +32,12 @@ struct World {
     memory: Arc<DeviceMemory>,
     order: StreamOrder,
     _runtime: Runtime,
-    _turn: MutexGuard<'static, ()>,
+    _guard: MutexGuard<'static, ()>,
 }
 
 impl World {
     fn new(no_wait_value: bool) -> Self {
-        let turn = TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let guard = EXCLUSIVE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let fake = load();
         fake.inject(Fault::Slow, SLOW);
         fake.inject(Fault::NoWaitValue, no_wait_value.into());
@@ -55,7 +55,7 @@ impl World {
         node.describe(&mut desc);
         let peer = runtime.block_on(node.connect(&desc)).unwrap();
         let order = StreamOrder::new(node.driver().clone(), runtime.handle());
-        Self { fake, node, peer, device, remote, local, memory, order, _runtime: runtime, _turn: turn }
+        Self { fake, node, peer, device, remote, local, memory, order, _runtime: runtime, _guard: guard }
     }
 
     fn write(&self) -> impl Future<Output = Result<()>> + Send + 'static {
@@ -67,7 +67,7 @@ impl World {
         }
     }
 
-    fn holds(&self, byte: u8) -> bool {
+    fn contains_only(&self, byte: u8) -> bool {
         let mut bytes = vec![0; LEN];
         self.remote.slice(0..LEN).unwrap().copy_to(0, &mut bytes).unwrap();
         bytes.iter().all(|b| *b == byte)
@@ -83,7 +83,7 @@ fn race(world: &World, stream: u64, fill: impl Fn(u8), wait: impl Fn()) {
         unsafe { world.order.after_stream(stream, LIMIT, world.write()) }.unwrap();
         fill(0xff);
         wait();
-        assert!(world.holds(round), "round {round}");
+        assert!(world.contains_only(round), "round {round}");
     }
     world.order.wait_for_all().unwrap();
     assert_eq!(world.order.in_progress(), 0);
@@ -151,8 +151,8 @@ fn the_default_stream_is_that_of_the_current_device() {
 fn a_transfer_that_does_not_end_fails_and_the_stream_continues() {
     let world = World::new(false);
     let stream = Stream::new(&world.device).unwrap();
-    let (done, waits) = ticket(world.memory.clone(), 1, None);
-    let never = async move { waits.await.0 };
+    let (done, pending) = ticket(world.memory.clone(), 1, None);
+    let never = async move { pending.await.0 };
     // SAFETY: the stream lives until the end of the test.
     unsafe { world.order.after_stream(stream.handle(), Duration::from_millis(20), never) }.unwrap();
     stream.wait().unwrap();
@@ -167,15 +167,15 @@ fn a_transfer_that_does_not_end_fails_and_the_stream_continues() {
 fn the_stream_waits_for_a_transfer_however_long_it_takes() {
     let world = World::new(false);
     let stream = Stream::new(&world.device).unwrap();
-    let (done, waits) = ticket((), 1, None);
+    let (done, pending) = ticket((), 1, None);
     // SAFETY: the stream lives until the end of the test.
-    unsafe { world.order.after_stream(stream.handle(), LIMIT, async move { waits.await.0 }) }.unwrap();
+    unsafe { world.order.after_stream(stream.handle(), LIMIT, async move { pending.await.0 }) }.unwrap();
     // SAFETY: the memory is allocated, and only this stream uses it.
     unsafe { stream.fill(world.memory.span(), 1) }.unwrap();
     // Work of another stream continues meanwhile, and takes longer than the delayed work.
-    let elsewhere = world.node.driver().device(1).unwrap();
-    let other = Stream::new(&elsewhere).unwrap();
-    let busy = DeviceMemory::new(&elsewhere, LEN).unwrap();
+    let other_device = world.node.driver().device(1).unwrap();
+    let other = Stream::new(&other_device).unwrap();
+    let busy = DeviceMemory::new(&other_device, LEN).unwrap();
     for _ in 0..4 {
         // SAFETY: the memory is allocated until the wait for the stream, and only that stream uses
         // it.
@@ -234,10 +234,10 @@ fn a_thousand_transfers_leave_nothing_behind() {
     };
     go();
     go();
-    let before = world.fake.live();
+    let before = world.fake.live_objects();
     for _ in 0..10 {
         go();
     }
-    let after = world.fake.live();
+    let after = world.fake.live_objects();
     assert!(after - before < 16, "{before} -> {after}");
 }

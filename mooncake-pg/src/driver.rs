@@ -16,7 +16,7 @@ use mooncake_core::clock::{Clock, SystemClock};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
-use crate::nearby::{Bell, FileAddress, Rest};
+use crate::intra_host::{Doorbell, FileAddress, Unattended};
 
 /// Time after the last operation for which messages of a next one may wait without a notice.
 const LINGER: Duration = Duration::from_millis(5);
@@ -26,25 +26,25 @@ const LINGER: Duration = Duration::from_millis(5);
 const COUNTED_SLEEP: Duration = Duration::from_millis(10);
 
 /// Number of times that a thread which drives no more looks for messages in a row.
-const MAX_LOOKS: usize = 64;
+const MAX_POLLS: usize = 64;
 
 /// Messages of other processes of the host.
-pub(crate) trait Mail: Send + Sync {
+pub(crate) trait MessageSource: Send + Sync {
     /// Takes the messages that are there.
     fn take(&self);
 
     /// Returns whether messages are there.
-    fn is_waiting(&self) -> bool;
+    fn has_messages(&self) -> bool;
 
     /// Returns whether all other processes send their messages this way.
-    fn has_all(&self) -> bool;
+    fn covers_all_peers(&self) -> bool;
 }
 
 /// Place where the tasks of a process run.
 pub(crate) struct Driver {
     runtime: Handle,
-    bell: Bell,
-    mail: Weak<dyn Mail>,
+    doorbell: Doorbell,
+    messages: Weak<dyn MessageSource>,
     state: Mutex<State>,
     /// Number of operations in progress.
     running: Arc<AtomicUsize>,
@@ -60,21 +60,21 @@ struct State {
     /// Tasks that wait for the driver.
     ready: VecDeque<Arc<Task>>,
     /// Counts the drivers.
-    turns: u64,
+    driver_count: u64,
     /// True while a task waits for the end of [`LINGER`].
-    lingers: bool,
+    is_lingering: bool,
 }
 
 impl Driver {
-    pub(crate) fn new(runtime: Handle, bell: Bell, mail: Weak<dyn Mail>) -> Arc<Self> {
+    pub(crate) fn new(runtime: Handle, doorbell: Doorbell, messages: Weak<dyn MessageSource>) -> Arc<Self> {
         let (state, running, clock) = (Mutex::default(), Arc::default(), SystemClock::new());
         let expected = AtomicU32::new(1);
-        Arc::new(Self { runtime, bell, mail, state, running, expected, clock })
+        Arc::new(Self { runtime, doorbell, messages, state, running, expected, clock })
     }
 
-    /// Returns the address of the bell of this process.
-    pub(crate) fn bell(&self) -> FileAddress {
-        self.bell.address()
+    /// Returns the address of the doorbell of this process.
+    pub(crate) fn doorbell(&self) -> FileAddress {
+        self.doorbell.address()
     }
 
     /// Returns the count of the operations in progress.
@@ -84,7 +84,7 @@ impl Driver {
 
     /// Says how many messages the present operation waits for. If it is the only one in progress,
     /// the driver sleeps until as many have come, or anything else happens.
-    pub(crate) fn expect(&self, messages: u32) {
+    pub(crate) fn set_expected(&self, messages: u32) {
         self.expected.store(messages, Ordering::Relaxed);
     }
 
@@ -104,7 +104,7 @@ impl Driver {
             if state.is_driven {
                 state.ready.push_back(task);
                 drop(state);
-                return self.bell.call();
+                return self.doorbell.wake_sleeper();
             }
         }
         self.runtime.spawn(async move { task.run() });
@@ -112,106 +112,106 @@ impl Driver {
 
     /// Makes this thread the driver. Returns `None` if there is one already, or if messages come in
     /// another way.
-    pub(crate) fn enter(self: &Arc<Self>) -> Option<Driving> {
-        let mail = self.mail.upgrade().filter(|mail| mail.has_all())?;
+    pub(crate) fn enter(self: &Arc<Self>) -> Option<DriverGuard> {
+        let messages = self.messages.upgrade().filter(|messages| messages.covers_all_peers())?;
         let mut state = self.state.lock();
         if state.is_driven {
             return None;
         }
         state.is_driven = true;
-        state.turns += 1;
-        self.bell.wake_up();
+        state.driver_count += 1;
+        self.doorbell.set_attended();
         drop(state);
-        Some(Driving { driver: self.clone(), mail })
+        Some(DriverGuard { driver: self.clone(), messages })
     }
 
     /// Takes messages after a notice, unless a driver does.
-    pub(crate) fn attend(self: &Arc<Self>) {
-        let Some(mail) = self.mail.upgrade() else { return };
-        for _ in 0..MAX_LOOKS {
-            mail.take();
-            if !self.rest(&mut self.state.lock(), false) || !mail.is_waiting() {
+    pub(crate) fn poll_messages(self: &Arc<Self>) {
+        let Some(messages) = self.messages.upgrade() else { return };
+        for _ in 0..MAX_POLLS {
+            messages.take();
+            if !self.set_unattended(&mut self.state.lock(), false) || !messages.has_messages() {
                 return;
             }
         }
-        self.attend_later();
+        self.poll_messages_later();
     }
 
     /// Takes messages after other tasks have had a turn.
-    fn attend_later(self: &Arc<Self>) {
+    fn poll_messages_later(self: &Arc<Self>) {
         let driver = Arc::downgrade(self);
         self.runtime.spawn(async move {
             tokio::task::yield_now().await;
             if let Some(driver) = driver.upgrade() {
-                driver.attend();
+                driver.poll_messages();
             }
         });
     }
 
     /// Tells senders that no thread takes messages, unless one does. Returns false in that case.
-    fn rest(self: &Arc<Self>, state: &mut State, lingers: bool) -> bool {
+    fn set_unattended(self: &Arc<Self>, state: &mut State, is_lingering: bool) -> bool {
         if state.is_driven {
             return false;
         }
-        if !lingers || self.running.load(Ordering::SeqCst) != 0 {
-            self.bell.rest(Rest::Alert);
+        if !is_lingering || self.running.load(Ordering::SeqCst) != 0 {
+            self.doorbell.set_unattended(Unattended::NotifyAlways);
             return true;
         }
-        self.bell.rest(Rest::Idle);
-        if !std::mem::replace(&mut state.lingers, true) {
-            let (driver, turns) = (Arc::downgrade(self), state.turns);
-            self.runtime.spawn(linger(driver, turns));
+        self.doorbell.set_unattended(Unattended::Idle);
+        if !std::mem::replace(&mut state.is_lingering, true) {
+            let (driver, driver_count) = (Arc::downgrade(self), state.driver_count);
+            self.runtime.spawn(linger(driver, driver_count));
         }
         true
     }
 }
 
 /// Ends the time in which messages may wait, when no driver has come for a while.
-async fn linger(driver: Weak<Driver>, mut turns: u64) {
+async fn linger(driver: Weak<Driver>, mut driver_count: u64) {
     loop {
         tokio::time::sleep(LINGER).await;
         let Some(driver) = driver.upgrade() else { return };
         {
             let mut state = driver.state.lock();
-            if state.is_driven || state.turns != turns {
-                turns = state.turns;
+            if state.is_driven || state.driver_count != driver_count {
+                driver_count = state.driver_count;
                 continue;
             }
-            state.lingers = false;
+            state.is_lingering = false;
         }
-        return driver.attend();
+        return driver.poll_messages();
     }
 }
 
 impl Wake for Driver {
     fn wake(self: Arc<Self>) {
-        self.bell.call();
+        self.doorbell.wake_sleeper();
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        self.bell.call();
+        self.doorbell.wake_sleeper();
     }
 }
 
 /// Duty of a thread to carry out the operations of its process. The drop passes the remaining tasks
 /// to the runtime.
-pub struct Driving {
+pub struct DriverGuard {
     driver: Arc<Driver>,
-    mail: Arc<dyn Mail>,
+    messages: Arc<dyn MessageSource>,
 }
 
-impl Driving {
+impl DriverGuard {
     /// Takes the messages that are there, and runs each task once that is ready. Returns whether
     /// there was a task.
-    pub(crate) fn turn(&self) -> bool {
-        let _inside = self.driver.runtime.enter();
-        self.mail.take();
+    pub(crate) fn run_ready(&self) -> bool {
+        let _runtime_guard = self.driver.runtime.enter();
+        self.messages.take();
         let ready = std::mem::take(&mut self.driver.state.lock().ready);
-        let any = !ready.is_empty();
+        let ran_task = !ready.is_empty();
         for task in ready {
             task.run();
         }
-        any
+        ran_task
     }
 
     /// Returns a waker of this thread.
@@ -220,54 +220,54 @@ impl Driving {
     }
 
     /// Drives until `is_done`, for at most `limit`. Returns whether it is done.
-    pub(crate) fn until(&self, limit: Duration, is_done: impl Fn() -> bool) -> bool {
+    pub(crate) fn drive_until(&self, limit: Duration, is_done: impl Fn() -> bool) -> bool {
         let driver = &self.driver;
         let began = driver.clock.now();
         loop {
-            let any = self.turn();
+            let ran_task = self.run_ready();
             if is_done() {
                 return true;
             }
-            let left = limit.saturating_sub(driver.clock.now().since(began));
-            if left.is_zero() {
+            let remaining = limit.saturating_sub(driver.clock.now().since(began));
+            if remaining.is_zero() {
                 return false;
             }
-            if any {
+            if ran_task {
                 continue;
             }
             let is_only = driver.running.load(Ordering::SeqCst) == 1;
             let count = if is_only { driver.expected.load(Ordering::Relaxed) } else { 1 };
-            let left = if count > 1 { left.min(COUNTED_SLEEP) } else { left };
-            driver.bell.sleep(count, left, || {
-                !self.mail.is_waiting() && driver.state.lock().ready.is_empty() && !is_done()
+            let remaining = if count > 1 { remaining.min(COUNTED_SLEEP) } else { remaining };
+            driver.doorbell.sleep(count, remaining, || {
+                !self.messages.has_messages() && driver.state.lock().ready.is_empty() && !is_done()
             });
         }
     }
 }
 
-impl Drop for Driving {
+impl Drop for DriverGuard {
     fn drop(&mut self) {
         let driver = &self.driver;
         let ready = {
             let mut state = driver.state.lock();
             state.is_driven = false;
-            driver.rest(&mut state, true);
+            driver.set_unattended(&mut state, true);
             std::mem::take(&mut state.ready)
         };
         for task in ready {
             driver.runtime.spawn(async move { task.run() });
         }
-        // Messages that came before the bell showed the rest.
-        for _ in 0..MAX_LOOKS {
-            if !self.mail.is_waiting() {
+        // Messages that came before the doorbell showed that no thread takes them.
+        for _ in 0..MAX_POLLS {
+            if !self.messages.has_messages() {
                 return;
             }
-            self.mail.take();
-            if !driver.rest(&mut driver.state.lock(), true) {
+            self.messages.take();
+            if !driver.set_unattended(&mut driver.state.lock(), true) {
                 return;
             }
         }
-        driver.attend_later();
+        driver.poll_messages_later();
     }
 }
 
@@ -275,7 +275,7 @@ impl Drop for Driving {
 const WAITING: u8 = 0;
 const QUEUED: u8 = 1;
 const RUNNING: u8 = 2;
-const AGAIN: u8 = 3;
+const WOKEN_WHILE_RUNNING: u8 = 3;
 
 struct Task {
     driver: Arc<Driver>,
@@ -287,7 +287,7 @@ impl Task {
     /// Runs the task until it waits. Called once for each time that it was queued.
     fn run(self: Arc<Self>) {
         self.state.store(RUNNING, Ordering::SeqCst);
-        self.driver.expect(1);
+        self.driver.set_expected(1);
         let waker = Waker::from(self.clone());
         let mut work = self.work.lock();
         let Some(pinned) = work.as_mut() else { return };
@@ -313,7 +313,7 @@ impl Wake for Task {
     fn wake(self: Arc<Self>) {
         let step = |state| match state {
             WAITING => Some(QUEUED),
-            RUNNING => Some(AGAIN),
+            RUNNING => Some(WOKEN_WHILE_RUNNING),
             _ => None,
         };
         if self.state.fetch_update(Ordering::SeqCst, Ordering::SeqCst, step) == Ok(WAITING) {

@@ -12,10 +12,10 @@ pub mod coordinator;
 mod driver;
 pub mod dtype;
 pub mod experts;
+mod intra_host;
 pub mod limits;
 pub mod link;
 mod message;
-mod nearby;
 pub mod operation;
 #[cfg(any(test, feature = "testkit"))]
 pub mod parsers;
@@ -28,6 +28,7 @@ mod planted;
 pub mod protocol;
 pub mod rank_set;
 pub mod reduce;
+pub mod secret;
 #[allow(unsafe_code)]
 mod staging;
 #[cfg(any(test, feature = "testkit"))]
@@ -36,5 +37,5 @@ pub mod testkit;
 pub mod view;
 mod wire;
 
-pub use driver::Driving;
+pub use driver::DriverGuard;
 pub use message::ExchangeTag;

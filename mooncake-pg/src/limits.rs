@@ -94,8 +94,8 @@ impl Default for AgentLimits {
             ready: Duration::from_secs(300),
             join: Duration::from_secs(300),
             probe: Duration::from_secs(3),
-            links: Pace { first: Duration::from_secs(1), most: Duration::from_secs(10) },
-            reconnects: Pace { first: Duration::from_millis(100), most: Duration::from_secs(1) },
+            links: Pace { first: Duration::from_secs(1), max: Duration::from_secs(10) },
+            reconnects: Pace { first: Duration::from_millis(100), max: Duration::from_secs(1) },
         }
     }
 }

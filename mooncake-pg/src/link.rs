@@ -8,7 +8,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -16,37 +16,43 @@ use bytes::{Buf, Bytes, BytesMut};
 use mooncake_core::clock::Rng;
 use mooncake_core::fault_injection::is_planted;
 use mooncake_core::fork::ParentOnly;
+use mooncake_core::host_port;
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_engine::TransferEngine;
 use mooncake_transport::Protocol;
-use mooncake_transport::admission::{ConnectionSlot, Connections, ListenerLimits};
+use mooncake_transport::bind_address::loopback_address;
 use mooncake_transport::net;
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use rustix::net::{RecvFlags, Shutdown, recv, shutdown};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use crate::driver::{Driver, Mail};
-use crate::message::{Endpoint, Envelope, Frame, HELLO_BYTES, Hello, Message};
-use crate::nearby::{Bell, FileAddress, MAX_MESSAGES, Notice, RemoteBell, RingReader, RingWriter};
-use crate::pause::Pauses;
+use self::greeting::{CONNECT_WITHIN, greet, log_end, refusal};
+pub use self::timeouts::Timeouts;
+use crate::driver::{Driver, MessageSource};
+use crate::intra_host::{
+    Doorbell, FileAddress, MAX_MESSAGES, Notice, RemoteDoorbell, RingReader, RingWriter,
+};
+use crate::message::{Endpoint, Envelope, Frame, Message};
+use crate::pause::PauseCounter;
+use crate::secret::Secret;
 use crate::staging::Pool;
 
+mod greeting;
+mod serving;
 #[cfg(test)]
 pub(crate) mod tests;
+mod timeouts;
 
-/// Longest time for a new connection, and for its first bytes.
-const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 /// Largest number of connections from other processes.
 const MAX_CONNECTIONS: usize = 1024;
 /// Bytes that wait for one connection. Operations wait for each other long before this limit.
 const MAX_QUEUED: usize = 256 << 20;
 /// Time for the rest of the messages of a process after a connection to it has ended.
-const LAST_WORDS: Duration = Duration::from_millis(200);
+const DRAIN_TIMEOUT: Duration = Duration::from_millis(200);
 /// Free space of the receive buffer before each read.
 const READ_BYTES: usize = 32 << 10;
 /// Largest number of reads from a connection in a row.
@@ -64,41 +70,6 @@ pub(crate) trait Recipient: Send + Sync {
     fn forget(self: Arc<Self>, process: u64, communicator: u32);
 }
 
-/// Time limits of a process, which may change at any time.
-#[derive(Debug)]
-pub struct Timeouts {
-    collective_us: AtomicU64,
-    p2p_us: AtomicU64,
-}
-
-impl Timeouts {
-    /// Returns the time after which a collective operation examines the ranks that it waits for.
-    pub fn collective(&self) -> Duration {
-        Duration::from_micros(self.collective_us.load(Ordering::Relaxed))
-    }
-
-    /// Sets the time after which a collective operation examines the ranks that it waits for; 10 s
-    /// by default.
-    pub fn set_collective(&self, timeout: Duration) {
-        self.collective_us.store(micros(timeout), Ordering::Relaxed);
-    }
-
-    /// Returns the time after which a point-to-point operation examines the other rank.
-    pub fn p2p(&self) -> Duration {
-        Duration::from_micros(self.p2p_us.load(Ordering::Relaxed))
-    }
-
-    /// Sets the time after which a point-to-point operation examines the other rank; 10 s by
-    /// default.
-    pub fn set_p2p(&self, timeout: Duration) {
-        self.p2p_us.store(micros(timeout), Ordering::Relaxed);
-    }
-}
-
-fn micros(timeout: Duration) -> u64 {
-    u64::try_from(timeout.as_micros()).unwrap_or(u64::MAX)
-}
-
 /// Data plane of a process. Clones are handles of the same one. The drop of the last handle and of
 /// the last communicator closes the listener and the connections.
 #[derive(Clone)]
@@ -113,35 +84,50 @@ impl DataPlane {
     /// # Errors
     /// `INVALID_PARAMS` outside a runtime, or the error of the listener.
     pub fn start(engine: TransferEngine, host: &str) -> Result<Self> {
+        Self::start_with_secret(engine, host, None)
+    }
+
+    /// Opens the listener like [`start`](Self::start). With a secret, other processes prove that
+    /// they know it.
+    ///
+    /// # Errors
+    /// Those of [`start`](Self::start).
+    pub fn start_with_secret(engine: TransferEngine, host: &str, secret: Option<Secret>) -> Result<Self> {
         let runtime = Handle::try_current()
             .map_err(|_| Error::invalid("cannot start data plane: no tokio runtime; start it inside one"))?;
         let mut rng = Rng::from_os();
         // The address of a translation is not one of this machine, and is only published.
-        let wanted = host.parse().unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
         let any = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
-        let listener = net::listen(wanted, 0..=0, &mut rng).or_else(|_| net::listen(any, 0..=0, &mut rng))?;
+        let listener = match engine.bound_address().or_else(|| loopback_address(host)) {
+            Some(bound) => net::listen(bound, 0..=0, &mut rng)?,
+            None => {
+                let requested = host.parse().unwrap_or(any);
+                net::listen(requested, 0..=0, &mut rng).or_else(|_| net::listen(any, 0..=0, &mut rng))?
+            }
+        };
         let listener = TcpListener::from_std(listener).map_err(Error::from)?;
         let port = listener.local_addr().map_err(Error::from)?.port();
-        let uses_rdma = engine.descriptor().speaks(&Protocol::RDMA);
-        let (bell, pauses) = (Bell::create()?, Pauses::start()?);
+        let uses_rdma = engine.descriptor().supports(&Protocol::RDMA);
+        let (doorbell, pauses) = (Doorbell::create()?, PauseCounter::start()?);
         let plane = Arc::new_cyclic(|weak: &Weak<Plane>| Plane {
             process: rng.next_u64(),
+            secret,
             host: host.to_owned(),
             port,
             pool: Pool::new(engine.clone()),
             reads_in_place: !uses_rdma,
             engine,
-            timeouts: Timeouts { collective_us: 10_000_000.into(), p2p_us: 10_000_000.into() },
+            timeouts: Timeouts::default(),
             recipients: Mutex::default(),
             next: AtomicU32::new(1),
             links: Mutex::default(),
             incoming: Mutex::default(),
-            left: Notify::new(),
-            visitors: RwLock::default(),
+            incoming_ended: Notify::new(),
+            incoming_links: RwLock::default(),
             without_ring: AtomicUsize::new(0),
             pauses,
-            driver: Driver::new(runtime.clone(), bell, weak.clone()),
-            accepting: runtime.spawn(accept(ParentOnly::new(listener), weak.clone())),
+            driver: Driver::new(runtime.clone(), doorbell, weak.clone()),
+            accepting: runtime.spawn(Plane::accept(ParentOnly::new(listener), weak.clone())),
             runtime,
         });
         Ok(Self { plane })
@@ -150,6 +136,12 @@ impl DataPlane {
     /// Returns the time limits.
     pub fn timeouts(&self) -> &Timeouts {
         &self.plane.timeouts
+    }
+
+    /// Returns the address at which the ports of the engine listen. `None` stands for every
+    /// address.
+    pub fn bound_address(&self) -> Option<IpAddr> {
+        self.plane.engine.bound_address()
     }
 
     /// Returns the bytes of staging memory that operations use, and those of the pool.
@@ -162,6 +154,7 @@ impl DataPlane {
 pub(crate) struct Plane {
     /// Random number of this process.
     pub(crate) process: u64,
+    secret: Option<Secret>,
     host: String,
     port: u16,
     pub(crate) engine: TransferEngine,
@@ -176,12 +169,12 @@ pub(crate) struct Plane {
     /// Number of the present connection from each process.
     incoming: Mutex<HashMap<u64, u32>>,
     /// Wakes those that wait for the end of a connection from a process.
-    left: Notify,
+    incoming_ended: Notify,
     /// Connections from processes, which their tasks own.
-    visitors: RwLock<Vec<Weak<Visitor>>>,
+    incoming_links: RwLock<Vec<Weak<IncomingLink>>>,
     /// Number of these connections that have no ring.
     without_ring: AtomicUsize,
-    pub(crate) pauses: Arc<Pauses>,
+    pub(crate) pauses: Arc<PauseCounter>,
     pub(crate) driver: Arc<Driver>,
     accepting: JoinHandle<()>,
 }
@@ -256,43 +249,43 @@ impl Plane {
     /// Waits until no connection from a process is there. Returns whether there was one, whose end
     /// was noticed then.
     async fn wait_without(&self, process: u64) -> bool {
-        let mut was_there = false;
+        let mut was_connected = false;
         loop {
-            let notified = self.left.notified();
+            let notified = self.incoming_ended.notified();
             tokio::pin!(notified);
             notified.as_mut().enable();
             if !self.incoming.lock().contains_key(&process) {
-                return was_there;
+                return was_connected;
             }
-            was_there = true;
+            was_connected = true;
             notified.await;
         }
     }
 
     /// Registers a connection from a process, in place of its earlier one, of which nothing counts
     /// any more. Returns false if a later one is here already.
-    fn enter(&self, visitor: &Arc<Visitor>) -> bool {
-        let process = visitor.process;
-        let (earlier, is_later): (Vec<_>, _) = {
-            let mut visitors = self.visitors.write();
+    fn add_incoming(&self, incoming_link: &Arc<IncomingLink>) -> bool {
+        let process = incoming_link.process;
+        let (earlier, had_earlier): (Vec<_>, _) = {
+            let mut incoming_links = self.incoming_links.write();
             let mut incoming = self.incoming.lock();
-            if incoming.get(&process).is_some_and(|present| *present > visitor.connection) {
+            if incoming.get(&process).is_some_and(|present| *present > incoming_link.connection) {
                 return false;
             }
             // The task of the earlier one may be about to end it.
-            let is_later = incoming.insert(process, visitor.connection).is_some();
+            let had_earlier = incoming.insert(process, incoming_link.connection).is_some();
             self.without_ring.fetch_add(1, Ordering::SeqCst);
-            let others = visitors.iter().filter_map(Weak::upgrade);
-            let earlier = others.filter(|other| other.process == process).collect();
-            visitors.push(Arc::downgrade(visitor));
-            (earlier, is_later)
+            let open_links = incoming_links.iter().filter_map(Weak::upgrade);
+            let earlier = open_links.filter(|other| other.process == process).collect();
+            incoming_links.push(Arc::downgrade(incoming_link));
+            (earlier, had_earlier)
         };
         for other in &earlier {
             if !is_planted("pg-earlier-connection-goes-on") {
                 self.supersede(other);
             }
         }
-        if is_later {
+        if had_earlier {
             self.lose(process);
         }
         true
@@ -300,42 +293,42 @@ impl Plane {
 
     /// Ends a connection of whose process there is a later one. Its messages are taken now: later,
     /// they would contradict those of the other connection.
-    fn supersede(&self, visitor: &Visitor) {
-        let taken = self.read(visitor, |received| visitor.receive(received)).map(drop);
-        let mut state = visitor.state.lock();
-        if let Err(error) = taken.and_then(|()| self.drain(visitor, &mut state)) {
+    fn supersede(&self, incoming_link: &IncomingLink) {
+        let outcome = self.read(incoming_link, |received| incoming_link.receive(received)).map(drop);
+        let mut state = incoming_link.state.lock();
+        if let Err(error) = outcome.and_then(|()| self.drain(incoming_link, &mut state)) {
             tracing::debug!(%error, "messages lost");
         }
         state.is_superseded = true;
         drop(state);
-        visitor.close();
+        incoming_link.close();
     }
 
     /// Ends a connection from a process. The connection to the process is closed as well, so that
     /// both sides agree that messages may be lost.
-    fn leave(&self, visitor: &Arc<Visitor>) {
-        let process = visitor.process;
+    fn remove_incoming(&self, incoming_link: &Arc<IncomingLink>) {
+        let process = incoming_link.process;
         {
             // The last messages of a process that has ended.
-            let mut state = visitor.state.lock();
-            if let Err(error) = self.drain(visitor, &mut state) {
+            let mut state = incoming_link.state.lock();
+            if let Err(error) = self.drain(incoming_link, &mut state) {
                 tracing::debug!(%error, "messages lost");
             }
             if state.ring.take().is_none() {
                 self.without_ring.fetch_sub(1, Ordering::SeqCst);
             }
         }
-        self.visitors.write().retain(|other| !std::ptr::eq(other.as_ptr(), &raw const **visitor));
+        self.incoming_links.write().retain(|other| !std::ptr::eq(other.as_ptr(), &raw const **incoming_link));
         // The process may have ended before it sent a notice.
-        self.driver.attend();
+        self.driver.poll_messages();
         {
             let mut incoming = self.incoming.lock();
-            if incoming.get(&process) != Some(&visitor.connection) {
+            if incoming.get(&process) != Some(&incoming_link.connection) {
                 return;
             }
             incoming.remove(&process);
         }
-        self.left.notify_waiters();
+        self.incoming_ended.notify_waiters();
         let link = self.links.lock().get(&process).cloned();
         if let Some(link) = link {
             link.close();
@@ -345,16 +338,16 @@ impl Plane {
 }
 
 /// Connection from another process.
-struct Visitor {
+struct IncomingLink {
     process: u64,
     /// Number of the connection. A process opens one after the other.
     connection: u32,
     socket: ParentOnly<TcpStream>,
-    state: Mutex<VisitorState>,
+    state: Mutex<IncomingState>,
 }
 
 #[derive(Default)]
-struct VisitorState {
+struct IncomingState {
     /// Bytes of the connection that are not delivered yet: the start of a frame.
     received: BytesMut,
     /// True from the end of the connection, or a malformed message, on.
@@ -366,7 +359,7 @@ struct VisitorState {
     ring: Option<RingReader>,
 }
 
-impl VisitorState {
+impl IncomingState {
     /// Returns whether the next message of the ring may be taken.
     fn has_message(&mut self) -> bool {
         let frames = self.frames;
@@ -374,7 +367,7 @@ impl VisitorState {
     }
 }
 
-impl Visitor {
+impl IncomingLink {
     /// Reads without the runtime, which may not know yet that bytes are there.
     fn receive(&self, received: &mut BytesMut) -> io::Result<usize> {
         let mut buffer = [0; 4096];
@@ -403,24 +396,24 @@ impl Plane {
     ///
     /// # Errors
     /// A malformed message. The connection cannot be used any more.
-    fn drain(&self, visitor: &Visitor, state: &mut VisitorState) -> Result<()> {
+    fn drain(&self, incoming_link: &IncomingLink, state: &mut IncomingState) -> Result<()> {
         if state.is_superseded {
             return Ok(());
         }
         let Some(ring) = &mut state.ring else { return Ok(()) };
-        let most = if is_planted("pg-ring-is-read-to-its-end") { usize::MAX } else { MAX_MESSAGES };
-        for _ in 0..most {
+        let max_messages = if is_planted("pg-ring-is-read-to-its-end") { usize::MAX } else { MAX_MESSAGES };
+        for _ in 0..max_messages {
             let Some(frame) = ring.take(state.frames)? else { break };
-            self.deliver_or_refuse(visitor, Envelope::decode_frame(frame)?);
+            self.deliver_or_refuse(incoming_link, Envelope::decode_frame(frame)?);
         }
         Ok(())
     }
 
-    fn deliver_or_refuse(&self, visitor: &Visitor, envelope: Envelope) {
+    fn deliver_or_refuse(&self, incoming_link: &IncomingLink, envelope: Envelope) {
         let communicator = envelope.communicator;
-        if !self.deliver(visitor.process, envelope) {
+        if !self.deliver(incoming_link.process, envelope) {
             // If this notice is lost, the next message of the sender causes another one.
-            visitor.respond(&communicator.to_le_bytes());
+            incoming_link.respond(&communicator.to_le_bytes());
         }
     }
 
@@ -429,18 +422,23 @@ impl Plane {
     ///
     /// # Errors
     /// A malformed message. The connection cannot be used any more.
-    fn take_frame(&self, visitor: &Visitor, state: &mut VisitorState, frame: Frame) -> Result<bool> {
-        self.drain(visitor, state)?;
+    fn take_frame(
+        &self,
+        incoming_link: &IncomingLink,
+        state: &mut IncomingState,
+        frame: Frame,
+    ) -> Result<bool> {
+        self.drain(incoming_link, state)?;
         state.frames += 1;
         let is_notice = frame == Frame::Notice;
         match frame {
-            Frame::Message(envelope) => self.deliver_or_refuse(visitor, envelope),
+            Frame::Message(envelope) => self.deliver_or_refuse(incoming_link, envelope),
             Frame::Ring(address) => {
-                let bell = match RingReader::open(address) {
+                let doorbell = match RingReader::open(address) {
                     Ok(ring) if state.ring.is_none() => {
                         state.ring = Some(ring);
                         self.without_ring.fetch_sub(1, Ordering::SeqCst);
-                        self.driver.bell()
+                        self.driver.doorbell()
                     }
                     Ok(_) => FileAddress::NONE,
                     Err(error) => {
@@ -448,14 +446,14 @@ impl Plane {
                         FileAddress::NONE
                     }
                 };
-                let mut answer = BytesMut::from(&[0; 4][..]);
-                bell.encode(&mut answer);
+                let mut response = BytesMut::from(&[0; 4][..]);
+                doorbell.encode(&mut response);
                 // If this answer is lost, messages go through the connection.
-                visitor.respond(&answer);
+                incoming_link.respond(&response);
             }
             Frame::Notice => {}
         }
-        self.drain(visitor, state)?;
+        self.drain(incoming_link, state)?;
         Ok(is_notice)
     }
 
@@ -464,28 +462,32 @@ impl Plane {
     ///
     /// # Errors
     /// The end of the connection, or a malformed message. Nothing is read afterwards.
-    fn read(&self, visitor: &Visitor, read: impl FnMut(&mut BytesMut) -> io::Result<usize>) -> Result<bool> {
-        let (mut is_noticed, mut state) = (false, visitor.state.lock());
+    fn read(
+        &self,
+        incoming_link: &IncomingLink,
+        read: impl FnMut(&mut BytesMut) -> io::Result<usize>,
+    ) -> Result<bool> {
+        let (mut is_noticed, mut state) = (false, incoming_link.state.lock());
         let end = match state.has_ended || state.is_superseded {
             true => Err(closed_by_other()),
-            false => self.read_frames(visitor, &mut state, read, &mut is_noticed),
+            false => self.read_frames(incoming_link, &mut state, read, &mut is_noticed),
         };
         state.has_ended |= end.is_err();
         drop(state);
         if is_noticed {
-            self.driver.attend();
+            self.driver.poll_messages();
         }
         end
     }
 
     fn read_frames(
         &self,
-        visitor: &Visitor,
-        state: &mut VisitorState,
+        incoming_link: &IncomingLink,
+        state: &mut IncomingState,
         mut read: impl FnMut(&mut BytesMut) -> io::Result<usize>,
         is_noticed: &mut bool,
     ) -> Result<bool> {
-        self.drain(visitor, state)?;
+        self.drain(incoming_link, state)?;
         for _ in 0..MAX_READS {
             state.received.reserve(READ_BYTES);
             match read(&mut state.received) {
@@ -495,7 +497,7 @@ impl Plane {
                 Err(error) => return Err(error.into()),
             }
             while let Some(frame) = Frame::decode_next(&mut state.received)? {
-                *is_noticed |= self.take_frame(visitor, state, frame)?;
+                *is_noticed |= self.take_frame(incoming_link, state, frame)?;
             }
         }
         Ok(false)
@@ -503,18 +505,18 @@ impl Plane {
 
     /// Delivers the messages that have arrived at this host, also those that the runtime has not
     /// seen. Returns false if more may be there.
-    pub(crate) fn take_all(&self) -> bool {
+    pub(crate) fn deliver_all(&self) -> bool {
         if is_planted("pg-messages-wait-while-a-rank-finishes") {
             return true;
         }
-        let visitors: Vec<_> = self.visitors.read().iter().filter_map(Weak::upgrade).collect();
-        visitors.iter().fold(true, |all, visitor| {
-            let taken = self.read(visitor, |received| visitor.receive(received));
-            let is_all = taken.unwrap_or_else(|_| {
-                visitor.close();
+        let incoming_links: Vec<_> = self.incoming_links.read().iter().filter_map(Weak::upgrade).collect();
+        incoming_links.iter().fold(true, |delivered_all, incoming_link| {
+            let outcome = self.read(incoming_link, |received| incoming_link.receive(received));
+            let delivered = outcome.unwrap_or_else(|_| {
+                incoming_link.close();
                 true
             });
-            is_all && all
+            delivered && delivered_all
         })
     }
 }
@@ -523,24 +525,27 @@ fn closed_by_other() -> Error {
     Error::new(ErrorCode::RpcFail, "connection closed by the other process")
 }
 
-impl Mail for Plane {
+impl MessageSource for Plane {
     fn take(&self) {
-        for visitor in self.visitors.read().iter().filter_map(Weak::upgrade) {
-            let mut state = visitor.state.lock();
-            if let Err(error) = self.drain(&visitor, &mut state) {
+        for incoming_link in self.incoming_links.read().iter().filter_map(Weak::upgrade) {
+            let mut state = incoming_link.state.lock();
+            if let Err(error) = self.drain(&incoming_link, &mut state) {
                 tracing::debug!(%error, "connection closed");
-                visitor.close();
+                incoming_link.close();
             }
         }
     }
 
-    fn is_waiting(&self) -> bool {
-        let visitors = self.visitors.read();
-        visitors.iter().filter_map(Weak::upgrade).any(|visitor| visitor.state.lock().has_message())
+    fn has_messages(&self) -> bool {
+        let incoming_links = self.incoming_links.read();
+        incoming_links
+            .iter()
+            .filter_map(Weak::upgrade)
+            .any(|incoming_link| incoming_link.state.lock().has_message())
     }
 
-    fn has_all(&self) -> bool {
-        self.without_ring.load(Ordering::SeqCst) == 0 && !self.visitors.read().is_empty()
+    fn covers_all_peers(&self) -> bool {
+        self.without_ring.load(Ordering::SeqCst) == 0 && !self.incoming_links.read().is_empty()
     }
 }
 
@@ -561,7 +566,7 @@ struct Outbox {
     frames: u64,
     /// Ring that the receiver has not opened yet.
     offered: Option<RingWriter>,
-    ring: Option<(RingWriter, RemoteBell)>,
+    ring: Option<(RingWriter, RemoteDoorbell)>,
     queue: VecDeque<Bytes>,
     queued: usize,
     /// Task that connects, writes the queue and notices the end of the connection.
@@ -588,10 +593,10 @@ impl Link {
         let frame = envelope.encode();
         let mut outbox = self.outbox.lock();
         let frames = outbox.frames;
-        let rung = outbox.ring.as_mut().and_then(|(ring, bell)| {
-            ring.push(frames, &frame).then(|| bell.ring(envelope.message.is_urgent()))
+        let notice = outbox.ring.as_mut().and_then(|(ring, doorbell)| {
+            ring.push(frames, &frame).then(|| doorbell.ring(envelope.message.is_urgent()))
         });
-        match rung {
+        match notice {
             None => self.write(&mut outbox, frame),
             Some(Notice::OnConnection) => self.write(&mut outbox, Frame::Notice.encode()),
             Some(Notice::Unneeded) => {}
@@ -640,7 +645,7 @@ impl Link {
         let (link, number, from) = (self.clone(), outbox.number, plane.process);
         outbox.task = Some(plane.runtime.spawn(async move {
             if let Err(error) = link.serve(from, number).await {
-                tracing::debug!(host = link.host, port = link.port, %error, "connection ended");
+                log_end(&host_port::join(&link.host, link.port), &error);
             }
         }));
     }
@@ -653,7 +658,7 @@ impl Link {
     }
 
     async fn serve(self: &Arc<Self>, from: u64, number: u64) -> Result<()> {
-        let end = self.carry(from, number).await;
+        let end = self.run_connection(from, number).await;
         {
             let mut outbox = self.outbox.lock();
             if outbox.number == number {
@@ -663,7 +668,7 @@ impl Link {
         // Messages may still be read from the other direction, such as the last ones of a process
         // that has ended.
         let is_known = match self.plane.upgrade() {
-            Some(plane) => timeout(LAST_WORDS, plane.wait_without(self.process)).await.unwrap_or(false),
+            Some(plane) => timeout(DRAIN_TIMEOUT, plane.wait_without(self.process)).await.unwrap_or(false),
             None => true,
         };
         if let Some(plane) = self.plane.upgrade()
@@ -686,13 +691,13 @@ impl Link {
         }
     }
 
-    async fn carry(&self, from: u64, number: u64) -> Result<()> {
-        let late = || Error::new(ErrorCode::RpcTimeout, "cannot connect: no response in time");
+    async fn run_connection(&self, from: u64, number: u64) -> Result<()> {
+        let timed_out = || Error::new(ErrorCode::RpcTimeout, "cannot connect: no response in time");
         let connected = timeout(CONNECT_WITHIN, net::connect(&self.host, self.port)).await;
-        let mut stream = ParentOnly::new(connected.map_err(|_| late())?.map_err(Error::from)?);
+        let mut stream = ParentOnly::new(connected.map_err(|_| timed_out())?.map_err(Error::from)?);
         net::keep_connection(&stream).map_err(Error::from)?;
-        let hello = Hello { from, to: self.process }.encode();
-        timeout(CONNECT_WITHIN, stream.write_all(&hello)).await.map_err(|_| late())?.map_err(Error::from)?;
+        let secret = self.plane.upgrade().and_then(|plane| plane.secret.clone());
+        greet(&mut stream, from, self.process, secret.as_ref()).await?;
         let stream = Arc::new(stream);
         {
             let mut outbox = self.current(number)?;
@@ -705,27 +710,27 @@ impl Link {
                 outbox.queue.push_back(offer);
             }
         }
-        let mut refused = BytesMut::new();
+        let mut received = BytesMut::new();
         loop {
-            let waits = self.flush(&stream, number)?;
+            let is_blocked = self.flush(&stream, number)?;
             tokio::select! {
                 ready = stream.readable() => {
                     ready.map_err(Error::from)?;
-                    self.read_refusals(&stream, number, &mut refused)?;
+                    self.read_refusals(&stream, number, &mut received)?;
                 }
-                ready = stream.writable(), if waits => ready.map_err(Error::from)?,
+                ready = stream.writable(), if is_blocked => ready.map_err(Error::from)?,
                 () = self.wake.notified() => {}
             }
         }
     }
 
-    /// Uses the ring from now on, if the receiver has a bell.
-    fn begin_ring(&self, number: u64, bell: FileAddress) -> Result<()> {
+    /// Uses the ring from now on, if the receiver has a doorbell.
+    fn begin_ring(&self, number: u64, doorbell: FileAddress) -> Result<()> {
         let mut outbox = self.current(number)?;
         let Some(ring) = outbox.offered.take() else { return Ok(()) };
-        if bell != FileAddress::NONE {
-            match RemoteBell::open(bell) {
-                Ok(bell) => outbox.ring = Some((ring, bell)),
+        if doorbell != FileAddress::NONE {
+            match RemoteDoorbell::open(doorbell) {
+                Ok(doorbell) => outbox.ring = Some((ring, doorbell)),
                 Err(error) => tracing::debug!(%error, "no shared memory with a process"),
             }
         }
@@ -757,88 +762,32 @@ impl Link {
 
     /// Reads the numbers of communicators that the other process does not have, and its response to
     /// the offer of a ring.
-    fn read_refusals(&self, stream: &TcpStream, number: u64, refused: &mut BytesMut) -> Result<()> {
+    fn read_refusals(&self, stream: &TcpStream, number: u64, received: &mut BytesMut) -> Result<()> {
         let mut bytes = [0; 64];
         match stream.try_read(&mut bytes) {
             Ok(0) => return Err(closed_by_other()),
-            Ok(read) => refused.extend_from_slice(&bytes[..read]),
+            Ok(read) => received.extend_from_slice(&bytes[..read]),
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return Ok(()),
             Err(error) => return Err(error.into()),
         }
         let Some(plane) = self.plane.upgrade() else { return Ok(()) };
-        while let Some(communicator) = refused.first_chunk().copied().map(u32::from_le_bytes) {
+        while let Some(communicator) = received.first_chunk().copied().map(u32::from_le_bytes) {
+            match refusal(received) {
+                Ok(None) => {}
+                Ok(Some(error)) => return Err(error),
+                Err(_) => break,
+            }
             if communicator == 0 {
-                let Some(answer) = refused.get(4..).and_then(|rest| rest.first_chunk()) else { break };
-                self.begin_ring(number, FileAddress::decode(answer))?;
-                refused.advance(4 + FileAddress::BYTES);
+                let Some(response) = received.get(4..).and_then(|rest| rest.first_chunk()) else { break };
+                self.begin_ring(number, FileAddress::decode(response))?;
+                received.advance(4 + FileAddress::BYTES);
                 continue;
             }
-            refused.advance(4);
+            received.advance(4);
             for recipient in plane.recipients() {
                 recipient.forget(self.process, communicator);
             }
         }
         Ok(())
-    }
-}
-
-async fn accept(listener: ParentOnly<TcpListener>, plane: Weak<Plane>) {
-    let mut connections = Connections::new(ListenerLimits {
-        name: "process-group",
-        slots: MAX_CONNECTIONS,
-        descriptor_share: 2,
-        request: Some(CONNECT_WITHIN),
-        idle: Some(CONNECT_WITHIN),
-    });
-    for connection in 0.. {
-        let (stream, peer) = connections.accept(|cx| listener.poll_accept(cx)).await;
-        let plane = plane.clone();
-        connections.admit(|slot| async move {
-            let Err(error) = receive(stream, connection, plane, slot).await else { return };
-            tracing::debug!(%peer, %error, "connection ended");
-        });
-    }
-}
-
-/// Serves a connection of another process.
-async fn receive(stream: TcpStream, connection: u32, plane: Weak<Plane>, slot: ConnectionSlot) -> Result<()> {
-    let mut stream = ParentOnly::new(stream);
-    net::keep_connection(&stream).map_err(Error::from)?;
-    let mut hello = [0; HELLO_BYTES];
-    stream.read_exact(&mut hello).await.map_err(Error::from)?;
-    let own = plane.upgrade().map(|plane| plane.process);
-    let hello = Hello::decode(&hello).filter(|hello| Some(hello.to) == own);
-    let Some(Hello { from, .. }) = hello else {
-        return Err(Error::new(
-            ErrorCode::RpcFail,
-            "cannot serve connection: it is meant for another process",
-        ));
-    };
-    // The connection of a rank is kept, even if others wait for a connection.
-    if !slot.work() {
-        return Ok(());
-    }
-    let visitor = Arc::new(Visitor { process: from, connection, socket: stream, state: Mutex::default() });
-    if let Some(plane) = plane.upgrade()
-        && !plane.enter(&visitor)
-    {
-        return Err(Error::new(ErrorCode::RpcFail, "cannot serve connection: a later one is here"));
-    }
-    let end = read_messages(&visitor, &plane).await;
-    if let Some(plane) = plane.upgrade() {
-        plane.leave(&visitor);
-    }
-    end
-}
-
-async fn read_messages(visitor: &Visitor, plane: &Weak<Plane>) -> Result<()> {
-    loop {
-        visitor.socket.readable().await.map_err(Error::from)?;
-        let Some(plane) = plane.upgrade() else { return Ok(()) };
-        let all = plane.read(visitor, |received| visitor.socket.try_read_buf(received))?;
-        drop(plane);
-        if !all {
-            tokio::task::yield_now().await;
-        }
     }
 }

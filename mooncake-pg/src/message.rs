@@ -4,16 +4,18 @@
 //! [`Hello`]. Each message is a frame: its length as `u32`, the number of the communicator in the
 //! receiving process as `u32`, the slot of the sender, the kind, and the fields. All integers are
 //! little-endian. In the other direction the receiver names communicators that it does not have, by
-//! their numbers, and answers the offer of a ring by a zero and the address of its bell. Frames for
-//! the communicator 0 concern the ring.
+//! their numbers, and responds to the offer of a ring by a zero and the address of its doorbell.
+//! Frames for the communicator 0 concern the ring.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use mooncake_core::{Error, ErrorCode, Result};
 
-use crate::nearby::FileAddress;
+use crate::intra_host::FileAddress;
 
 /// First bytes of a connection, with the version of the messages.
 const MAGIC: [u8; 8] = *b"MCKPGv02";
+/// First bytes of a connection that begins with an exchange of proofs.
+const MAGIC_WITH_PROOF: [u8; 8] = *b"MCKPGs02";
 
 /// Longest message without its length. A longer one closes the connection.
 pub(crate) const MAX_FRAME: usize = 256 << 10;
@@ -30,20 +32,27 @@ pub(crate) const HELLO_BYTES: usize = 24;
 pub(crate) struct Hello {
     pub(crate) from: u64,
     pub(crate) to: u64,
+    /// True if an exchange of proofs follows.
+    pub(crate) has_proof: bool,
 }
 
 impl Hello {
     pub(crate) fn encode(self) -> [u8; HELLO_BYTES] {
         let mut bytes = [0; HELLO_BYTES];
-        bytes[..8].copy_from_slice(&MAGIC);
+        bytes[..8].copy_from_slice(if self.has_proof { &MAGIC_WITH_PROOF } else { &MAGIC });
         bytes[8..16].copy_from_slice(&self.from.to_le_bytes());
         bytes[16..].copy_from_slice(&self.to.to_le_bytes());
         bytes
     }
 
     pub(crate) fn decode(bytes: &[u8; HELLO_BYTES]) -> Option<Self> {
-        let mut rest = bytes.strip_prefix(&MAGIC)?;
-        Some(Self { from: rest.get_u64_le(), to: rest.get_u64_le() })
+        let (mark, mut rest) = bytes.split_first_chunk::<8>()?;
+        let has_proof = *mark == MAGIC_WITH_PROOF;
+        (has_proof || *mark == MAGIC).then(|| Self {
+            from: rest.get_u64_le(),
+            to: rest.get_u64_le(),
+            has_proof,
+        })
     }
 }
 
@@ -167,12 +176,12 @@ pub(crate) struct Progress {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Payload {
     Inline(Bytes),
-    Staged(Loan),
+    Staged(StagedDescriptor),
 }
 
 /// Range of a process's staging memory, for another process to read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Loan {
+pub(crate) struct StagedDescriptor {
     pub(crate) address: u64,
     pub(crate) len: u64,
     /// Address of the stamp. The owner erases the stamp before the memory gets other bytes.
@@ -184,7 +193,7 @@ impl Payload {
     pub(crate) fn len(&self) -> u64 {
         match self {
             Payload::Inline(bytes) => bytes.len() as u64,
-            Payload::Staged(loan) => loan.len,
+            Payload::Staged(descriptor) => descriptor.len,
         }
     }
 
@@ -194,7 +203,7 @@ impl Payload {
                 out.put_u8(0);
                 out.put_slice(bytes);
             }
-            Payload::Staged(Loan { address, len, stamp_at, stamp }) => {
+            Payload::Staged(StagedDescriptor { address, len, stamp_at, stamp }) => {
                 out.put_u8(1);
                 for number in [address, len, stamp_at, stamp] {
                     out.put_u64_le(*number);
@@ -211,14 +220,15 @@ impl Payload {
             [0] => Ok(Payload::Inline(rest.split_off(0))),
             [1] => {
                 let [address, len, stamp_at, stamp] = [take(rest)?, take(rest)?, take(rest)?, take(rest)?];
-                let loan = Loan {
+                let descriptor = StagedDescriptor {
                     address: u64::from_le_bytes(address),
                     len: u64::from_le_bytes(len),
                     stamp_at: u64::from_le_bytes(stamp_at),
                     stamp: u64::from_le_bytes(stamp),
                 };
-                let fits = loan.address.checked_add(loan.len).is_some();
-                fits.then_some(Payload::Staged(loan)).ok_or_else(|| malformed("the loan is too long"))
+                let fits = descriptor.address.checked_add(descriptor.len).is_some();
+                fits.then_some(Payload::Staged(descriptor))
+                    .ok_or_else(|| malformed("the staged range is too long"))
             }
             [kind] => Err(malformed(format!("unknown kind of payload. kind={kind}"))),
         }
@@ -503,7 +513,7 @@ mod tests {
         prop_oneof![
             prop::collection::vec(any::<u8>(), 0..300).prop_map(|bytes| Payload::Inline(bytes.into())),
             any::<(u64, u32, u64, u64)>().prop_map(|(address, len, stamp_at, stamp)| {
-                Payload::Staged(Loan { address: address >> 1, len: len.into(), stamp_at, stamp })
+                Payload::Staged(StagedDescriptor { address: address >> 1, len: len.into(), stamp_at, stamp })
             }),
         ]
     }
@@ -588,7 +598,7 @@ mod tests {
 
     #[test]
     fn a_hello_of_another_version_is_refused() {
-        let hello = Hello { from: 1, to: 2 };
+        let hello = Hello { from: 1, to: 2, has_proof: true };
         let mut bytes = hello.encode();
         assert_eq!(Hello::decode(&bytes), Some(hello));
         bytes[7] += 1;

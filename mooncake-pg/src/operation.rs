@@ -9,7 +9,7 @@ use std::time::Duration;
 use mooncake_core::{Error, Result};
 use parking_lot::{Condvar, Mutex};
 
-use crate::driver::{Driver, Driving};
+use crate::driver::{Driver, DriverGuard};
 use crate::view::{MAX_RANKS, Slot};
 
 /// Outcome of an operation.
@@ -104,22 +104,22 @@ impl Operation {
     /// of another host takes part: [`wait`](Self::wait) then waits.
     pub fn drive(&self, limit: Duration) -> bool {
         match self.driver.as_ref().and_then(Driver::enter) {
-            Some(driving) => self.drive_by(&driving, limit),
+            Some(driver_guard) => self.drive_by(&driver_guard, limit),
             None => self.is_done(),
         }
     }
 
     /// As [`drive`](Self::drive), by the thread that drives already.
-    pub fn drive_by(&self, driving: &Driving, limit: Duration) -> bool {
+    pub fn drive_by(&self, driver_guard: &DriverGuard, limit: Duration) -> bool {
         {
             let mut state = self.shared.state.lock();
             if state.outcome.is_some() {
                 return true;
             }
             // Another thread may finish the operation.
-            state.wakers.push(driving.waker());
+            state.wakers.push(driver_guard.waker());
         }
-        driving.until(limit, || self.is_done())
+        driver_guard.drive_until(limit, || self.is_done())
     }
 
     /// Calls `callback` when the operation is over: now, or on the thread that finishes it. The

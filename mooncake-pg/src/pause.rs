@@ -13,43 +13,46 @@ use parking_lot::Mutex;
 
 /// Time between two looks above which the process was stopped. Other ranks leave no process out
 /// after so short a time: a probe takes longer.
-pub(crate) const LONGEST_GAP: Duration = Duration::from_secs(1);
+pub(crate) const MAX_GAP: Duration = Duration::from_secs(1);
 
 /// Time between two looks of the thread.
 const INTERVAL: Duration = Duration::from_millis(250);
 
 /// Count of the pauses of this process.
-pub(crate) struct Pauses {
+pub(crate) struct PauseCounter {
     clock: SystemClock,
     state: Mutex<State>,
 }
 
 struct State {
     /// Time of the last look.
-    seen: Moment,
+    last_check: Moment,
     count: u64,
     /// True while a test stops the process in appearance.
     is_stopped: bool,
 }
 
-impl Pauses {
+impl PauseCounter {
     /// Starts the thread, which ends soon after the drop of the result.
     ///
     /// # Errors
     /// The error of the thread.
     pub(crate) fn start() -> Result<Arc<Self>> {
         let clock = SystemClock::new();
-        let state = State { seen: clock.now(), count: 0, is_stopped: false };
+        let state = State { last_check: clock.now(), count: 0, is_stopped: false };
         let pauses = Arc::new(Self { clock, state: Mutex::new(state) });
         let weak = Arc::downgrade(&pauses);
-        let look = move || {
+        let check_periodically = move || {
             while let Some(pauses) = weak.upgrade() {
                 pauses.count();
                 drop(pauses);
                 std::thread::sleep(INTERVAL);
             }
         };
-        std::thread::Builder::new().name("mooncake-pauses".to_owned()).spawn(look).map_err(Error::from)?;
+        std::thread::Builder::new()
+            .name("mooncake-pauses".to_owned())
+            .spawn(check_periodically)
+            .map_err(Error::from)?;
         Ok(pauses)
     }
 
@@ -60,8 +63,8 @@ impl Pauses {
             return state.count;
         }
         let now = self.clock.now();
-        state.count += u64::from(now.since(state.seen) > LONGEST_GAP);
-        state.seen = now;
+        state.count += u64::from(now.since(state.last_check) > MAX_GAP);
+        state.last_check = now;
         state.count
     }
 
@@ -80,22 +83,22 @@ mod tests {
 
     #[test]
     fn a_pause_is_shorter_than_a_probe() {
-        assert!(LONGEST_GAP + 2 * INTERVAL < AgentLimits::default().probe);
+        assert!(MAX_GAP + 2 * INTERVAL < AgentLimits::default().probe);
     }
 
     #[test]
     fn a_stop_counts_once_and_rest_does_not_count() {
-        let pauses = Pauses::start().unwrap();
+        let pauses = PauseCounter::start().unwrap();
         // No caller looks for a while, and the thread does. A busy machine may delay the thread.
-        let rests = (0..10).any(|_| {
+        let is_unaffected = (0..10).any(|_| {
             let before = pauses.count();
-            std::thread::sleep(LONGEST_GAP + INTERVAL);
+            std::thread::sleep(MAX_GAP + INTERVAL);
             pauses.count() == before
         });
-        assert!(rests, "rest counts as a pause");
+        assert!(is_unaffected, "rest counts as a pause");
         let before = pauses.count();
         pauses.set_stopped(true);
-        std::thread::sleep(LONGEST_GAP + INTERVAL);
+        std::thread::sleep(MAX_GAP + INTERVAL);
         assert_eq!(pauses.count(), before, "a process that is stopped does not look");
         pauses.set_stopped(false);
         assert_eq!((pauses.count(), pauses.count()), (before + 1, before + 1));

@@ -19,7 +19,7 @@ use mooncake_engine::{TransferEngine, TransportSet};
 use mooncake_transport::{Region, RegionPool, SliceMut};
 use parking_lot::Mutex;
 
-use crate::message::Loan;
+use crate::message::StagedDescriptor;
 
 /// Least size of a part by which the staging memory grows.
 const ARENA_BYTES: usize = 64 << 20;
@@ -28,7 +28,7 @@ const RETAINED: u64 = 256 << 20;
 /// Size of a scratch buffer.
 pub(crate) const SCRATCH_BYTES: usize = 4 << 20;
 /// Number of unused scratch buffers that are kept.
-const SPARE_SCRATCH: usize = 4;
+const MAX_UNUSED_SCRATCH: usize = 4;
 /// Alignment of staged bytes, one cache line.
 const ALIGNMENT: u64 = 64;
 /// Bytes before staged bytes, for their stamp.
@@ -39,7 +39,7 @@ pub(crate) struct Pool {
     engine: TransferEngine,
     arenas: Mutex<Vec<RegionPool<TransportSet>>>,
     /// Held while the pool grows, so that concurrent operations share the new part.
-    growing: tokio::sync::Mutex<()>,
+    growth_lock: tokio::sync::Mutex<()>,
     /// Last stamp, an odd number. The first one is random, so that other bytes are hardly equal.
     stamp: AtomicU64,
     scratch: Arc<Mutex<Vec<Region<TransportSet>>>>,
@@ -50,25 +50,26 @@ impl Pool {
         Self {
             engine,
             arenas: Mutex::default(),
-            growing: tokio::sync::Mutex::default(),
+            growth_lock: tokio::sync::Mutex::default(),
             stamp: AtomicU64::new(Rng::from_os().next_u64() | 1),
             scratch: Arc::default(),
         }
     }
 
-    /// Lends staging memory. It is free again when the result and every transfer of it is dropped.
+    /// Allocates staging memory. It is free again when the result and every transfer of it is
+    /// dropped.
     ///
     /// # Errors
     /// `INVALID_PARAMS` for a length of 0, or the errors of the allocation and the registration.
-    pub(crate) async fn lend(&self, len: usize) -> Result<Staged> {
+    pub(crate) async fn allocate(&self, len: usize) -> Result<Staged> {
         if len == 0 {
             return Err(Error::invalid("cannot stage data: it has no bytes"));
         }
-        if let Some(staged) = self.lend_from_arenas(len) {
+        if let Some(staged) = self.allocate_from_arenas(len) {
             return Ok(staged);
         }
-        let _turn = self.growing.lock().await;
-        if let Some(staged) = self.lend_from_arenas(len) {
+        let _guard = self.growth_lock.lock().await;
+        if let Some(staged) = self.allocate_from_arenas(len) {
             return Ok(staged);
         }
         let options =
@@ -78,14 +79,14 @@ impl Pool {
         let region = self.engine.register(Arc::new(memory)).await?;
         // SAFETY: the region is new, and only the pool makes slices of it.
         let arena = unsafe { RegionPool::new(region) };
-        let region = arena.lend(space, ALIGNMENT)?;
+        let region = arena.allocate(space, ALIGNMENT)?;
         self.arenas.lock().push(arena);
         Ok(self.stamped(region))
     }
 
-    fn lend_from_arenas(&self, len: usize) -> Option<Staged> {
+    fn allocate_from_arenas(&self, len: usize) -> Option<Staged> {
         let arenas = self.arenas.lock();
-        let region = arenas.iter().find_map(|arena| arena.lend(HEAD + len, ALIGNMENT).ok())?;
+        let region = arenas.iter().find_map(|arena| arena.allocate(HEAD + len, ALIGNMENT).ok())?;
         Some(self.stamped(region))
     }
 
@@ -102,12 +103,12 @@ impl Pool {
             let mut arenas = self.arenas.lock();
             let mut total: u64 = arenas.iter().map(RegionPool::capacity).sum();
             arenas.retain(|arena| {
-                let goes = total > RETAINED && arena.used() == 0;
-                if goes {
+                let is_surplus = total > RETAINED && arena.used() == 0;
+                if is_surplus {
                     total -= arena.capacity();
                     unused.push(arena.clone());
                 }
-                !goes
+                !is_surplus
             });
         }
         if !unused.is_empty() {
@@ -131,12 +132,12 @@ impl Pool {
     /// # Errors
     /// The errors of the allocation and the registration.
     pub(crate) fn scratch(&self) -> Result<Scratch> {
-        let spare = self.scratch.lock().pop();
-        let region = match spare {
+        let unused = self.scratch.lock().pop();
+        let region = match unused {
             Some(region) => region,
             None => self.engine.register_local(Arc::new(HostMemory::new(SCRATCH_BYTES)?))?,
         };
-        Ok(Scratch { region: Some(region), home: self.scratch.clone() })
+        Ok(Scratch { region: Some(region), pool: self.scratch.clone() })
     }
 }
 
@@ -159,16 +160,16 @@ impl Staged {
     }
 
     /// Returns a range for another process.
-    pub(crate) fn loan(&self, range: Range<usize>) -> Loan {
+    pub(crate) fn descriptor(&self, range: Range<usize>) -> StagedDescriptor {
         let stamp_at = self.region.addr();
         let address = stamp_at + (HEAD + range.start) as u64;
-        Loan { address, len: range.len() as u64, stamp_at, stamp: self.stamp }
+        StagedDescriptor { address, len: range.len() as u64, stamp_at, stamp: self.stamp }
     }
 
     /// Returns all bytes as the destination of a transfer.
     ///
     /// # Errors
-    /// `INVALID_PARAMS`, not for a value of [`Pool::lend`].
+    /// `INVALID_PARAMS`, not for a value of [`Pool::allocate`].
     ///
     /// # Safety
     /// Nothing else uses the bytes while the result lives.
@@ -203,7 +204,7 @@ impl Staged {
     /// If the bytes do not fit at the offset.
     pub(crate) unsafe fn write(&self, offset: usize, from: *const u8, len: usize) {
         assert!(offset.checked_add(len).is_some_and(|end| end <= self.len()), "beyond staging memory");
-        // SAFETY: inside the memory. The region is lent to this value alone; peers only read.
+        // SAFETY: inside the memory. The region belongs to this value alone; peers only read.
         unsafe { std::ptr::copy_nonoverlapping(from, self.as_ptr().add(offset), len) };
     }
 }
@@ -219,7 +220,7 @@ impl Drop for Staged {
 /// Buffer that only this process uses.
 pub(crate) struct Scratch {
     region: Option<Region<TransportSet>>,
-    home: Arc<Mutex<Vec<Region<TransportSet>>>>,
+    pool: Arc<Mutex<Vec<Region<TransportSet>>>>,
 }
 
 impl Scratch {
@@ -233,7 +234,9 @@ impl Scratch {
     pub(crate) unsafe fn split(&self, len: usize, count: usize) -> Result<Vec<SliceMut<TransportSet>>> {
         let Some(region) = &self.region else { return Ok(Vec::new()) };
         // SAFETY: the ranges of this call are disjoint; the caller promises the rest.
-        (0..count).map(|at| unsafe { region.slice_mut_unchecked(at * len..(at + 1) * len) }).collect()
+        (0..count)
+            .map(|index| unsafe { region.slice_mut_unchecked(index * len..(index + 1) * len) })
+            .collect()
     }
 }
 
@@ -242,25 +245,25 @@ impl Drop for Scratch {
         // A transfer that still uses the buffer keeps it; then it is not used again.
         let Some(Ok(range)) = self.region.take().map(Region::exclusive) else { return };
         let Ok(region) = range.into_region() else { return };
-        let mut home = self.home.lock();
-        if home.len() < SPARE_SCRATCH {
-            home.push(region);
+        let mut pool = self.pool.lock();
+        if pool.len() < MAX_UNUSED_SCRATCH {
+            pool.push(region);
         }
     }
 }
 
 /// Value that keeps the memory of an operation allocated.
-pub(crate) type Keep = Arc<Mutex<Option<Box<dyn Send>>>>;
+pub(crate) type MemoryGuard = Arc<Mutex<Option<Box<dyn Send>>>>;
 
 /// Wraps the guard of the caller's memory. It is dropped with the last user of the memory.
-pub(crate) fn keep(guard: Box<dyn Send>) -> Keep {
+pub(crate) fn share_guard(guard: Box<dyn Send>) -> MemoryGuard {
     Arc::new(Mutex::new(Some(guard)))
 }
 
 /// Memory of the caller as the destination of a transfer.
 struct CallerMemory {
     span: MemorySpan,
-    _keep: Keep,
+    _guard: MemoryGuard,
 }
 
 // SAFETY: the caller of an operation promises that the guard keeps the bytes, and that nothing else
@@ -279,7 +282,7 @@ unsafe impl MemorySource for CallerMemory {
 /// # Safety
 /// The guard keeps the bytes allocated, and nothing else uses them while the result or a transfer
 /// into it lives.
-pub(crate) unsafe fn destination(span: MemorySpan, keep: &Keep) -> Result<SliceMut<TransportSet>> {
-    let region = Region::unregistered(Arc::new(CallerMemory { span, _keep: keep.clone() }))?;
+pub(crate) unsafe fn destination(span: MemorySpan, guard: &MemoryGuard) -> Result<SliceMut<TransportSet>> {
+    let region = Region::unregistered(Arc::new(CallerMemory { span, _guard: guard.clone() }))?;
     region.exclusive().map_err(|_| Error::internal("cannot use new memory: it has other users"))
 }

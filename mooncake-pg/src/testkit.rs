@@ -335,11 +335,11 @@ impl Rank {
         self.plane.as_ref().expect("the rank has ended")
     }
 
-    /// Starts a collective operation whose memory is kept by `keep`.
-    pub fn start_collective(&self, call: Collective, keep: &[&Arc<Memory>]) -> Operation {
-        let keep: Vec<Arc<Memory>> = keep.iter().map(|memory| (*memory).clone()).collect();
-        // SAFETY: `keep` owns the memory, which the test reads only afterwards.
-        unsafe { self.comm().start(call, Box::new(keep)) }.expect("cannot start operation")
+    /// Starts a collective operation whose memory is kept by `memories`.
+    pub fn start_collective(&self, call: Collective, memories: &[&Arc<Memory>]) -> Operation {
+        let memories: Vec<Arc<Memory>> = memories.iter().map(|memory| (*memory).clone()).collect();
+        // SAFETY: `memories` owns the memory, which the test reads only afterwards.
+        unsafe { self.comm().start(call, Box::new(memories)) }.expect("cannot start operation")
     }
 
     /// Returns the runtime.

@@ -45,6 +45,8 @@ pub(crate) struct Hello {
     pub(crate) version: u16,
     /// Purpose of the connection.
     pub(crate) purpose: Purpose,
+    /// True if an exchange of proofs follows.
+    pub(crate) has_proof: bool,
     /// Process that the sender expects, for links.
     pub(crate) session: SessionId,
 }
@@ -70,7 +72,7 @@ pub(crate) struct Answer {
 }
 
 impl Hello {
-    /// Returns the bytes: mark, version, purpose, padding, session.
+    /// Returns the bytes: mark, version, purpose, proof, padding, session.
     pub(crate) fn encode(self) -> [u8; HELLO_LENGTH] {
         let mut bytes = [0; HELLO_LENGTH];
         bytes[..8].copy_from_slice(&MAGIC);
@@ -79,6 +81,7 @@ impl Hello {
             Purpose::Control => 1,
             Purpose::Link => 2,
         };
+        bytes[11] = u8::from(self.has_proof);
         bytes[16..].copy_from_slice(&self.session.0.to_le_bytes());
         bytes
     }
@@ -94,7 +97,7 @@ impl Hello {
             _ => return None,
         };
         let session = SessionId(u64::from_le_bytes(*bytes[16..].first_chunk()?));
-        Some(Self { version, purpose, session })
+        Some(Self { version, purpose, has_proof: bytes[11] == 1, session })
     }
 }
 

@@ -8,6 +8,7 @@ use pyo3::types::{PyByteArray, PyBytes, PyMemoryView};
 use std::ptr::NonNull;
 
 use crate::delivery::{deliver, is_worker};
+use crate::interpreter::{PythonObjects, detached, free_when_attached, suspend_at_exit};
 
 /// Address, length or count. An integer that does not fit is a `TypeError`, like any other wrong
 /// argument.
@@ -18,6 +19,7 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Uint {
     type Error = PyErr;
 
     fn extract(obj: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
+        suspend_at_exit();
         obj.extract::<u64>().map(Self).map_err(|error| {
             if error.is_instance_of::<PyOverflowError>(obj.py()) {
                 let text = "incompatible function arguments: an integer from 0 to 2**64-1 is needed";
@@ -42,6 +44,7 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Text {
     type Error = PyErr;
 
     fn extract(obj: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
+        suspend_at_exit();
         let bytes = match (obj.cast::<PyBytes>(), obj.cast::<PyByteArray>()) {
             (Ok(bytes), _) => bytes.as_bytes().to_vec(),
             (_, Ok(bytes)) => bytes.to_vec(),
@@ -74,6 +77,7 @@ pub(crate) fn texts_of_each(obj: &Bound<'_, PyAny>) -> PyResult<Vec<Vec<String>>
 /// Converts an argument that is a truth value. As in Mooncake C++, `None` and objects with
 /// `__bool__` (such as numbers) are accepted, strings and lists are not.
 pub(crate) fn truth(obj: &Bound<'_, PyAny>) -> PyResult<bool> {
+    suspend_at_exit();
     match obj.extract() {
         Err(_) if obj.is_none() || obj.hasattr("__bool__")? => obj.is_truthy(),
         plain => plain,
@@ -82,30 +86,28 @@ pub(crate) fn truth(obj: &Bound<'_, PyAny>) -> PyResult<bool> {
 
 /// Python objects that stay alive and unchanged while their bytes are in use.
 #[derive(Default)]
-pub(crate) struct Keep {
-    buffers: Vec<PyUntypedBuffer>,
-    objects: Vec<Py<PyAny>>,
-}
+pub(crate) struct Keep(PythonObjects);
 
 impl Keep {
     pub(crate) fn object(&mut self, object: Py<PyAny>) {
-        self.objects.push(object);
+        self.0.objects.push(object);
     }
 }
 
 impl Drop for Keep {
     fn drop(&mut self) {
-        let (buffers, objects) = (std::mem::take(&mut self.buffers), std::mem::take(&mut self.objects));
-        if buffers.is_empty() && objects.is_empty() {
+        let objects = std::mem::take(&mut self.0);
+        if objects.buffers.is_empty() && objects.objects.is_empty() {
             return;
         }
+        let Some(objects) = free_when_attached(objects) else { return };
         if is_worker() {
             // Without an interpreter the objects cannot be freed.
-            let _ = deliver(Box::new(move |_| drop((buffers, objects))));
+            let _ = deliver(Box::new(move |_| drop(objects)));
             return;
         }
         // This is the caller's thread, which is attached or can attach.
-        let mut held = Some((buffers, objects));
+        let mut held = Some(objects);
         Python::try_attach(|_| drop(held.take()));
         std::mem::forget(held);
     }
@@ -124,13 +126,14 @@ pub(crate) fn bytes_of(object: &Bound<'_, PyAny>, keep: &mut Keep) -> PyResult<O
     let span = NonNull::new(buffer.buf_ptr().cast::<u8>())
         .filter(|_| buffer.len_bytes() > 0)
         .map(|ptr| MemorySpan::new(ptr, buffer.len_bytes()));
-    keep.buffers.push(buffer);
+    keep.0.buffers.push(buffer);
     Ok(span)
 }
 
 /// Returns an object's buffer. ctypes arrays report no strides and ctypes numbers no shape. A
 /// `memoryview` of them does, and a number is copied.
 fn buffer_of(object: &Bound<'_, PyAny>) -> PyResult<PyUntypedBuffer> {
+    suspend_at_exit();
     let of_objects =
         || PyTypeError::new_err("cannot store an array of Python objects: it holds only their addresses");
     let buffer = match PyUntypedBuffer::get(object) {
@@ -170,7 +173,7 @@ const LONG: usize = 8 << 10;
 
 /// Runs `copy`, which copies `len` bytes. A long copy runs without the interpreter.
 pub(crate) fn copying<R: Send>(py: Python<'_>, len: usize, copy: impl FnOnce() -> R + Send) -> R {
-    if len < LONG { copy() } else { py.detach(copy) }
+    if len < LONG { copy() } else { detached(py, copy) }
 }
 
 /// Returns a new `bytes` object of that length, whose bytes `fill` writes.

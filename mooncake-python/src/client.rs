@@ -28,6 +28,9 @@ pub(crate) trait PythonClient {
     fn register_now(&self, memory: Arc<dyn MemorySource>) -> Result<Region<TransportSet>>;
     /// Reads ranges, with the codes of Mooncake C++.
     async fn read(&self, reads: Vec<RangeRead>) -> Vec<ReadOutcome>;
+    /// Reads ranges of objects that the same call has located. Objects whose leases have ended are
+    /// located again.
+    async fn read_current(&self, reads: Vec<RangeRead>) -> Vec<ReadOutcome>;
 }
 
 impl PythonClient for StoreClient {
@@ -44,17 +47,25 @@ impl PythonClient for StoreClient {
             Self::Full(client) => return client.memory().register(memory),
             Self::Ipc(client) => client.clone(),
         };
-        let (tell, told) = std::sync::mpsc::sync_channel(1);
+        let (sender, receiver) = std::sync::mpsc::sync_channel(1);
         runtime()?.spawn(async move {
             // The receiver is gone only if the caller's thread is.
-            let _ = tell.send(client.register(memory).await);
+            let _ = sender.send(client.register(memory).await);
         });
         let lost = |_| Error::internal("cannot register memory: the task that registers it has stopped");
-        tokio::task::block_in_place(|| told.recv()).map_err(lost)?
+        tokio::task::block_in_place(|| receiver.recv()).map_err(lost)?
     }
 
     async fn read(&self, reads: Vec<RangeRead>) -> Vec<ReadOutcome> {
-        let ended = self.read_ranges(reads).await.into_iter();
-        ended.map(|read| ReadOutcome { result: read.result.map_err(unify_read_error), ..read }).collect()
+        unified(self.read_ranges(reads).await)
     }
+
+    async fn read_current(&self, reads: Vec<RangeRead>) -> Vec<ReadOutcome> {
+        unified(self.read_current_ranges(reads).await)
+    }
+}
+
+fn unified(ended: Vec<ReadOutcome>) -> Vec<ReadOutcome> {
+    let unify = |read: ReadOutcome| ReadOutcome { result: read.result.map_err(unify_read_error), ..read };
+    ended.into_iter().map(unify).collect()
 }

@@ -1,13 +1,13 @@
 //! `ReplicateConfig` as Python has it.
 
 use mooncake_core::hints::{KeepPart, PutHints};
-use mooncake_core::replica::{self, DataType, SoftPin};
+use mooncake_core::replica::{self, DataType, MAX_SESSION_ID, SoftPin};
 use mooncake_core::{Error, Result};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyTuple, PyType};
 
-use crate::args::{Uint, text, texts, truth};
+use crate::args::{Uint, text, texts, texts_of_each, truth};
 
 /// Settings for storing an object: replicas, pins, placement and groups.
 #[pyclass(subclass, weakref, module = "mooncake.store", name = "ReplicateConfig")]
@@ -192,6 +192,54 @@ impl ReplicateConfig {
         Ok(())
     }
 
+    /// Session of each key, for events. `None` for no sessions.
+    #[getter]
+    fn session_ids(&self) -> Option<Vec<String>> {
+        self.inner.session_ids.as_deref().map(texts_of)
+    }
+
+    #[setter]
+    fn set_session_ids(&mut self, value: Option<Bound<'_, PyAny>>) -> PyResult<()> {
+        self.inner.session_ids = value.as_ref().map(names_of).transpose()?;
+        Ok(())
+    }
+
+    /// Names of preferred RDMA devices.
+    #[getter]
+    fn preferred_hca_names(&self) -> Option<Vec<String>> {
+        self.inner.preferred_hca_names.clone()
+    }
+
+    #[setter]
+    fn set_preferred_hca_names(&mut self, value: Option<Bound<'_, PyAny>>) -> PyResult<()> {
+        self.inner.preferred_hca_names = value.as_ref().map(texts).transpose()?;
+        Ok(())
+    }
+
+    /// Names of preferred RDMA devices for each key.
+    #[getter]
+    fn per_key_preferred_hca_names(&self) -> Option<Vec<Vec<String>>> {
+        self.inner.per_key_preferred_hca_names.clone()
+    }
+
+    #[setter]
+    fn set_per_key_preferred_hca_names(&mut self, value: Option<Bound<'_, PyAny>>) -> PyResult<()> {
+        self.inner.per_key_preferred_hca_names = value.as_ref().map(texts_of_each).transpose()?;
+        Ok(())
+    }
+
+    /// Name of the set of weights that each key belongs to, in Mooncake C++.
+    #[getter]
+    fn residency_affinity_ids(&self) -> Option<Vec<String>> {
+        self.inner.residency_affinity_ids.as_deref().map(texts_of)
+    }
+
+    #[setter]
+    fn set_residency_affinity_ids(&mut self, value: Option<Bound<'_, PyAny>>) -> PyResult<()> {
+        self.inner.residency_affinity_ids = value.as_ref().map(names_of).transpose()?;
+        Ok(())
+    }
+
     /// Key of the block before the first key of a put. `None` for no hint.
     #[getter]
     fn parent_key(&self) -> Option<String> {
@@ -279,7 +327,7 @@ impl ReplicateConfig {
             "ReplicateConfig: {{ replica_num: {}, nof_replica_num: {}, dfs_replica_num: {}, \
              soft_pin_action: {}, soft_pin_ttl_ms: {}, with_hard_pin: {}, preferred_segments: {}, \
              preferred_nof_segments: {}, preferred_segment: {}, prefer_alloc_in_same_node: {}, \
-             group_ids: {}, data_type: {data_type}{} }}",
+             group_ids: {}, data_type: {data_type}{}{} }}",
             c.replicas,
             c.nof_replicas,
             c.dfs_replicas,
@@ -291,6 +339,9 @@ impl ReplicateConfig {
             c.preferred_segment,
             c.same_node,
             c.group_ids.as_deref().map_or("unset".to_owned(), names),
+            c.residency_affinity_ids.as_deref().map_or_else(String::new, |ids| {
+                format!(", residency_affinity_ids: {}", names(&texts_of(ids)))
+            }),
             self.hints().map_or_else(String::new, shown),
         ))
     }
@@ -310,6 +361,16 @@ impl ReplicateConfig {
         change(&mut hints);
         self.inner.hints = Some(hints).filter(|hints| !hints.is_empty());
     }
+}
+
+/// Returns names, which Python writes as texts.
+fn texts_of(names: &[Vec<u8>]) -> Vec<String> {
+    names.iter().map(|name| String::from_utf8_lossy(name).into_owned()).collect()
+}
+
+/// Converts an argument that is a list of names.
+fn names_of(value: &Bound<'_, PyAny>) -> PyResult<Vec<Vec<u8>>> {
+    Ok(texts(value)?.into_iter().map(String::into_bytes).collect())
 }
 
 fn name_of(part: KeepPart) -> Option<&'static str> {
@@ -367,10 +428,24 @@ pub(crate) fn for_call(
     if config.same_node && config.replicas != 1 {
         return Err(Error::invalid("prefer_alloc_in_same_node requires exactly one replica"));
     }
-    if let Some(groups) = config.group_ids.as_ref().filter(|groups| groups.len() != keys) {
+    let devices = config.per_key_preferred_hca_names.as_ref().map(Vec::len);
+    for (name, len) in [
+        ("group_ids", config.group_ids.as_ref().map(Vec::len)),
+        ("session_ids", config.session_ids.as_ref().map(Vec::len)),
+        ("residency_affinity_ids", config.residency_affinity_ids.as_ref().map(Vec::len)),
+        ("per_key_preferred_hca_names", devices.filter(|len| *len > 0)),
+    ] {
+        if let Some(len) = len.filter(|len| *len != keys) {
+            return Err(Error::invalid(format!(
+                "{name} and keys differ in number. {name}={len} keys={keys}"
+            )));
+        }
+    }
+    if let Some(longest) = config.session_ids.iter().flatten().map(Vec::len).max()
+        && longest > MAX_SESSION_ID
+    {
         return Err(Error::invalid(format!(
-            "group_ids and keys differ in number. group_ids={} keys={keys}",
-            groups.len()
+            "a name in session_ids is too long. len={longest} maximum={MAX_SESSION_ID}"
         )));
     }
     if config.soft_pin_ttl_ms.is_some() && config.soft_pin != SoftPin::Enable {

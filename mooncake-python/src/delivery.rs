@@ -1,6 +1,5 @@
-//! Thread that attaches to the interpreter on behalf of the runtime's workers. A worker must not
-//! wait for the interpreter: an interpreter that ends also ends the threads that wait to attach to
-//! it, and Rust's stack must not be unwound that way.
+//! Thread that runs Python code on behalf of the runtime's workers. A worker must not wait for the
+//! interpreter: when the interpreter ends, threads that wait for it are suspended for ever.
 
 use std::cell::Cell;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -9,6 +8,8 @@ use std::time::Duration;
 use mooncake_core::{Error, Result};
 use parking_lot::Mutex;
 use pyo3::prelude::*;
+
+use crate::interpreter::{detached, suspend_at_exit};
 
 /// Closure to run while attached to the interpreter.
 pub(crate) type Delivery = Box<dyn FnOnce(Python<'_>) + Send>;
@@ -68,7 +69,7 @@ fn start() -> Result<State> {
     let (queue, deliveries) = channel();
     let (ending, ended) = channel();
     let run = move || {
-        run(&deliveries);
+        run(&Mutex::new(deliveries));
         // The last action of the thread, which `stop` waits for.
         drop(ending);
     };
@@ -76,17 +77,23 @@ fn start() -> Result<State> {
     Ok(State::Runs { queue, ended })
 }
 
-fn run(deliveries: &Receiver<Delivery>) {
-    while let Ok(first) = deliveries.recv() {
-        let mut first = Some(first);
-        let attached = Python::try_attach(|py| {
-            // Runs all queued closures while attached.
-            first.take().into_iter().chain(deliveries.try_iter()).for_each(|next| next(py));
-        });
-        if attached.is_none() {
-            first.into_iter().chain(deliveries.try_iter()).for_each(std::mem::forget);
-            return;
+/// Runs closures until the queue ends. Until then, the thread belongs to the interpreter, which
+/// suspends the thread when the interpreter ends. A thread that attached for each closure could
+/// find the interpreter freed.
+fn run(deliveries: &Mutex<Receiver<Delivery>>) {
+    suspend_at_exit();
+    let attached = Python::try_attach(|py| {
+        while let Ok(first) = detached(py, || deliveries.lock().recv()) {
+            first(py);
+            // Runs all queued closures before the next release.
+            let queued = || deliveries.lock().try_recv().ok();
+            while let Some(next) = queued() {
+                next(py);
+            }
         }
+    });
+    if attached.is_none() {
+        deliveries.lock().iter().for_each(std::mem::forget);
     }
 }
 
@@ -95,7 +102,7 @@ pub(crate) fn stop(py: Python<'_>) {
     let before = std::mem::replace(&mut *DELIVERIES.lock(), State::Over);
     let State::Runs { queue, ended } = before else { return };
     drop(queue);
-    let waited = py.detach(move || ended.recv_timeout(LIMIT));
+    let waited = detached(py, move || ended.recv_timeout(LIMIT));
     if waited == Err(RecvTimeoutError::Timeout) {
         tracing::debug!("event loop did not take its results in {LIMIT:?}");
     }

@@ -5,6 +5,7 @@ use mooncake_nvlink::CudaDriver;
 use pyo3::prelude::*;
 
 use crate::args::Uint;
+use crate::interpreter::detached;
 
 /// Returns the number of the GPU whose memory contains an address. Returns `None` for unallocated
 /// memory and for a GPU that this process cannot use.
@@ -21,6 +22,6 @@ pub(crate) fn device_of(address: Uint) -> Option<u32> {
 /// library.
 #[pyfunction]
 pub(crate) fn cuda_missing(py: Python<'_>) -> Option<String> {
-    py.detach(|| CudaDriver::serve(None).and_then(|driver| driver.cuda().map(drop)).err())
+    detached(py, || CudaDriver::serve(None).and_then(|driver| driver.cuda().map(drop)).err())
         .map(|error| error.to_string())
 }

@@ -25,6 +25,7 @@ use pyo3::types::{PyBytes, PyDict, PyTuple};
 use crate::args::{Keep, Uint, bytes_of, copying, new_bytes, text};
 use crate::error::{Errors, LastError, exception};
 use crate::exit;
+use crate::interpreter::detached;
 use crate::runtime::{not_forked, wait};
 
 /// Time that a target has to answer a probe.
@@ -136,20 +137,20 @@ pub(crate) fn builder(
 ) -> Result<TransferEngineBuilder> {
     if protocol == "xgmi" {
         // Mooncake C++ refuses this protocol as well.
-        TransportOptions::named(protocol)?;
+        TransportOptions::for_protocol(protocol)?;
     }
     // An IP address in `host` is the address that others connect to. A host name may not resolve to
     // an address of this host.
-    let told = HostPort::parse(host, DEFAULT_PORT).host;
-    let is_address = told == "localhost" || told.parse::<IpAddr>().is_ok();
-    let port = HandshakePort { host: is_address.then_some(told), ..HandshakePort::default() };
+    let host_part = HostPort::parse(host, DEFAULT_PORT).host;
+    let is_address = host_part == "localhost" || host_part.parse::<IpAddr>().is_ok();
+    let port = HandshakePort { host: is_address.then_some(host_part), ..HandshakePort::default() };
     Ok(TransferEngine::builder()
         .name(host)
         .metadata(metadata)
         .protocol(protocol)
         .devices(devices)
         // As in Mooncake C++, a host without RDMA devices falls back to TCP.
-        .or_tcp()
+        .allow_tcp_fallback()
         .handshake(port)
         .environment())
 }
@@ -170,7 +171,11 @@ impl InnerTransferEngine {
     }
 
     #[allow(unsafe_code)]
-    async fn register(&self, pieces: &[(u64, usize)]) -> Result<()> {
+    async fn register(&self, pieces: &[(u64, usize)], is_open: bool) -> Result<()> {
+        if !is_open {
+            // SAFETY: as below.
+            return unsafe { self.engine.register_raw_local(pieces) };
+        }
         // SAFETY: the program guarantees that the memory stays valid until it unregisters it.
         unsafe { self.engine.register_raw_many(pieces) }.await
     }
@@ -190,7 +195,7 @@ impl InnerTransferEngine {
     }
 
     async fn open(&self, call: &TransferCall) -> Result<Target<TransportSet>> {
-        let deadline = self.engine.clock().now().after(self.engine.patience(call.bytes()));
+        let deadline = self.engine.clock().now().after(self.engine.timeout_for(call.bytes()));
         self.engine.open_by(&call.target, deadline).await
     }
 
@@ -228,7 +233,7 @@ impl InnerTransferEngine {
         let (engine, requests) = (self.engine.clone(), call.requests(target));
         let transfer = async move { engine.transfer(&requests, None, None).await };
         // The deadline of the transfer comes first, if it has one.
-        let limit = self.engine.patience(call.bytes()).saturating_add(GRACE);
+        let limit = self.engine.timeout_for(call.bytes()).saturating_add(GRACE);
         // SAFETY: the program names a stream of its own and keeps it, as for every library that
         // takes one.
         unsafe { self.engine.after_stream(stream, limit, transfer) }
@@ -240,7 +245,7 @@ impl InnerTransferEngine {
         let known = |finished: &VecDeque<(u64, Outcome)>| {
             finished.iter().find(|(known, _)| *known == id).map(|(_, how)| *how)
         };
-        match self.engine.batch_is_over(id) {
+        match self.engine.is_batch_finished(id) {
             Ok(false) => return None,
             Err(_) => return Some(known(&self.finished.lock()).unwrap_or(Outcome::Failed)),
             Ok(true) => {}
@@ -324,10 +329,10 @@ impl EngineCalls {
         };
         match started {
             Ok(engine) => {
-                if let Some(error) = engine.instead() {
+                if let Some(error) = engine.fallback_reason() {
                     self.errors.record(error);
                 }
-                exit::watch(engine.regions());
+                exit::watch(engine.regions(), Some(engine.transport()));
                 let inner =
                     InnerTransferEngine { engine, metadata: metadata_server, finished: Mutex::default() };
                 *self.inner.write() = Some(Py::new(py, inner)?);
@@ -353,15 +358,23 @@ impl EngineCalls {
         self.errors.last()
     }
 
-    /// Registers ranges for transfers, all or none. Returns 0 or an engine error code.
-    fn _register(&self, py: Python<'_>, addresses: Vec<Uint>, lengths: Vec<Uint>) -> PyResult<i64> {
+    /// Registers ranges for transfers, all or none, open to peers or not. Returns 0 or an engine
+    /// error code.
+    #[pyo3(signature = (addresses, lengths, is_open=true))]
+    fn _register(
+        &self,
+        py: Python<'_>,
+        addresses: Vec<Uint>,
+        lengths: Vec<Uint>,
+        is_open: bool,
+    ) -> PyResult<i64> {
         let Some(inner) = self.inner(py)? else { return Ok(-1) };
         if addresses.len() != lengths.len() {
             return Ok(self
                 .failed(&Error::invalid("cannot register memory: addresses and lengths differ in number")));
         }
         let pieces: Vec<_> = addresses.iter().zip(&lengths).map(|(at, len)| (at.0, len.len())).collect();
-        Ok(self.code(wait(py, inner.get().register(&pieces))))
+        Ok(self.code(wait(py, inner.get().register(&pieces, is_open))))
     }
 
     /// Unregisters ranges after waiting for transfers that use them. Returns 0 or an engine error
@@ -385,7 +398,7 @@ impl EngineCalls {
     /// Frees managed memory. Returns 0, or -1 if the address is not that of a managed buffer.
     fn free_managed_buffer(&self, py: Python<'_>, buffer_addr: Uint, length: Uint) -> PyResult<i64> {
         let Some(inner) = self.inner(py)? else { return Ok(-1) };
-        let freed = py.detach(|| inner.get().engine.free_managed(buffer_addr.0, length.0));
+        let freed = detached(py, || inner.get().engine.free_managed(buffer_addr.0, length.0));
         Ok(freed.map_or_else(|error| self.failed(&error), |()| 0))
     }
 
@@ -463,7 +476,7 @@ impl EngineCalls {
                 TransferCall::new(target, &buffers, &peers, &lengths, write, None).and_then(|call| {
                     let inner = inner.get();
                     let target = wait(py, inner.open(&call))?;
-                    py.detach(|| inner.begin_on_stream(&call, &target, stream.0))
+                    detached(py, || inner.begin_on_stream(&call, &target, stream.0))
                 })
             }
         };
@@ -478,7 +491,7 @@ impl EngineCalls {
     fn _check_streams(&self, py: Python<'_>, wait: bool) -> PyResult<()> {
         let Some(inner) = self.inner(py)? else { return Ok(()) };
         let engine = &inner.get().engine;
-        let checked = py.detach(|| if wait { engine.settle_streams() } else { engine.check_streams() });
+        let checked = detached(py, || if wait { engine.settle_streams() } else { engine.check_streams() });
         checked.map_err(|error| exception(py, &error))
     }
 
@@ -487,6 +500,27 @@ impl EngineCalls {
         let Some(inner) = self.inner(py)? else { return Ok(-1) };
         let stands = wait(py, async { Ok(inner.get().poll(batch_id.0).await) });
         Ok(stands.unwrap_or(Some(Outcome::Failed)).map_or(0, Outcome::code))
+    }
+
+    /// Waits for a batch for a limited time, and returns its status as `transfer_check_status`
+    /// does.
+    fn _drain(&self, py: Python<'_>, batch_id: Uint, timeout_ms: u64) -> PyResult<i64> {
+        let Some(inner) = self.inner(py)? else { return Ok(-1) };
+        let inner = inner.get();
+        let limit = Duration::from_millis(timeout_ms);
+        let outcome = wait(py, async {
+            let ended = tokio::time::timeout(limit, inner.finish(batch_id.0)).await;
+            Ok(match ended {
+                Ok(outcome) => Some(outcome),
+                Err(_) => inner.poll(batch_id.0).await,
+            })
+        });
+        Ok(outcome.unwrap_or(Some(Outcome::Failed)).map_or(0, Outcome::code))
+    }
+
+    /// Records the reason why a call was refused, for `last_error`.
+    fn _refused(&self, reason: String) {
+        self.errors.record(&Error::invalid(reason));
     }
 
     /// Waits for batches and returns 0 if all succeeded, else -1. A finished batch can be queried

@@ -4,16 +4,25 @@ use std::collections::HashMap;
 use std::ffi::c_void;
 use std::sync::LazyLock;
 
-use mooncake_core::memory::{HostMemory, HostMemoryOptions, HugePages, MemorySource};
+use mooncake_core::memory::{HostMemory, HostMemoryOptions, HugePages, MemorySource, check_free_memory};
 use mooncake_store::config::ClientEnvironment;
 use parking_lot::Mutex;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
 use crate::args::Uint;
+use crate::interpreter::detached;
 
 /// Allocated memory by address.
 static HANDED_OUT: Mutex<Option<HashMap<u64, HostMemory>>> = Mutex::new(None);
+
+/// True if the environment admits memory that the host does not have.
+static ALLOW_OVERCOMMIT: LazyLock<bool> = LazyLock::new(|| ClientEnvironment::read().config.allow_overcommit);
+
+/// Returns whether the environment admits memory that the host does not have.
+pub(crate) fn allow_overcommit() -> bool {
+    *ALLOW_OVERCOMMIT
+}
 
 /// Huge pages that the environment selects.
 static HUGE_PAGES: LazyLock<HugePages> = LazyLock::new(|| ClientEnvironment::read().config.memory.huge_pages);
@@ -29,6 +38,9 @@ fn options(shared: bool) -> HostMemoryOptions {
 }
 
 fn allocate(len: usize, shared: bool) -> mooncake_core::Result<u64> {
+    if !allow_overcommit() && huge_pages() == HugePages::Off {
+        check_free_memory(len)?;
+    }
     let memory = HostMemory::with(len, &options(shared))?;
     let address = memory.span().ptr.as_ptr().expose_provenance() as u64;
     HANDED_OUT.lock().get_or_insert_default().insert(address, memory);
@@ -57,13 +69,13 @@ impl HostMemAllocator {
         if size.0 == 0 {
             return Err(PyRuntimeError::new_err("Failed to map shared memory: Invalid argument"));
         }
-        let allocated = py.detach(|| allocate(size.len(), true));
+        let allocated = detached(py, || allocate(size.len(), true));
         allocated.map_err(|error| PyRuntimeError::new_err(format!("Failed to map shared memory: {error}")))
     }
 
     /// Frees memory of `alloc`. Returns 0, or -1 if it was not allocated here.
     fn free(&self, py: Python<'_>, ptr: Uint) -> i64 {
-        if py.detach(|| free(ptr.0)) { 0 } else { -1 }
+        if detached(py, || free(ptr.0)) { 0 } else { -1 }
     }
 }
 

@@ -45,21 +45,21 @@ impl Arena {
     }
 
     /// Allocates from the local buffer, if it has enough free space.
-    fn lend_local(&self, len: usize) -> Option<Lease> {
-        let part = self.local.as_ref()?.lend(len, ALIGN).ok()?;
+    fn allocate_local(&self, len: usize) -> Option<Lease> {
+        let part = self.local.as_ref()?.allocate(len, ALIGN).ok()?;
         Some(Lease { backing: Backing::Local(part) })
     }
 
     /// Allocates and registers new memory.
     fn allocate_region(&self, client: &StoreClient, len: usize) -> Result<Lease> {
         let region = new_region(client, len)?;
-        self.regions.add_ours(region.clone());
+        self.regions.add_library_region(region.clone());
         Ok(Lease { backing: Backing::Overflow(region, self.regions.clone()) })
     }
 
     /// Allocates from the local buffer, else new memory.
     pub(crate) fn take(&self, client: &StoreClient, len: usize) -> Result<Lease> {
-        self.lend_local(len).map_or_else(|| self.allocate_region(client, len), Ok)
+        self.allocate_local(len).map_or_else(|| self.allocate_region(client, len), Ok)
     }
 }
 

@@ -20,6 +20,7 @@ mod exit;
 mod handle;
 #[allow(unsafe_code)]
 mod host;
+mod interpreter;
 mod lease;
 mod log;
 mod memory;
@@ -32,6 +33,7 @@ mod runtime;
 mod signals;
 mod store;
 mod topology;
+mod web;
 
 use pyo3::exceptions::PyImportError;
 use pyo3::prelude::*;
@@ -47,6 +49,8 @@ fn _mooncake(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<store::DiskDescriptor>()?;
     module.add_class::<store::Descriptor>()?;
     module.add_class::<store::LocatedObject>()?;
+    module.add_class::<store::RangedReadSnapshot>()?;
+    module.add_class::<store::ExistOptions>()?;
     module.add_class::<store::QueryTaskResponse>()?;
     module.add_class::<config::ReplicateConfig>()?;
     module.add_class::<error::LastError>()?;
@@ -73,6 +77,7 @@ fn _mooncake(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(programs::run_client, module)?)?;
     module.add_function(wrap_pyfunction!(programs::run_master, module)?)?;
     module.add_function(wrap_pyfunction!(programs::run_tool, module)?)?;
+    module.add_class::<web::WebGuard>()?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_function(wrap_pyfunction!(runtime::_after_fork, module)?)?;
     module.add_function(wrap_pyfunction!(store::_close_all, module)?)?;

@@ -9,6 +9,8 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use parking_lot::Mutex;
 use pyo3::prelude::*;
+
+use crate::interpreter::detached;
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::filter::LevelFilter;
@@ -83,7 +85,7 @@ pub(crate) fn _start_log(level: &str) -> bool {
 /// Waits for the next event: level, target and text. Returns `None` when the log has ended.
 #[pyfunction]
 pub(crate) fn _next_record(py: Python<'_>) -> Record {
-    py.detach(|| {
+    detached(py, || {
         let queue = QUEUED.get()?;
         let (level, origin, mut text) = queue.receiver.lock().recv().ok()??;
         let lost = queue.lost.swap(0, Ordering::Relaxed);
@@ -98,7 +100,7 @@ pub(crate) fn _next_record(py: Python<'_>) -> Record {
 /// Ends the log after the queued events.
 #[pyfunction]
 pub(crate) fn _stop_log(py: Python<'_>) {
-    py.detach(|| {
+    detached(py, || {
         if let Some(queue) = QUEUED.get() {
             // The receiver lives as long as the process.
             let _ = queue.sender.send(None);

@@ -16,6 +16,7 @@ use pyo3::types::PyBytes;
 use crate::args::Uint;
 use crate::awaitable::awaitable;
 use crate::error::exception;
+use crate::interpreter::detached;
 use crate::runtime::{not_forked, runtime, wait};
 
 /// Sender of messages to any process.
@@ -71,7 +72,7 @@ impl Sender {
         address: Uint,
         len: Uint,
     ) -> PyResult<()> {
-        let bytes = py.detach(|| bytes_at(address.0, len.len())).map_err(|error| exception(py, &error))?;
+        let bytes = detached(py, || bytes_at(address.0, len.len())).map_err(|error| exception(py, &error))?;
         self.send_later(future, to, MessageKind::Tensor, bytes)
     }
 }
@@ -151,7 +152,7 @@ impl Receiver {
     /// Waits for the next message: its bytes, and the reply to send when it has been handled.
     /// Returns `None` once the receiver is stopped. For threads other than the first one.
     fn next(&self, py: Python<'_>) -> PyResult<Option<(Py<PyBytes>, Handled)>> {
-        let next = py.detach(|| {
+        let next = detached(py, || {
             let next = async { self.messages.lock().await.next().await };
             runtime().map(|runtime| runtime.block_on(next))
         });

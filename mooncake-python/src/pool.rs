@@ -13,6 +13,7 @@ use pyo3::types::PyMemoryView;
 
 use crate::args::{Uint, truth};
 use crate::handle::fill;
+use crate::interpreter::detached;
 use crate::lease::Lease;
 use crate::runtime::not_forked;
 use crate::signals;
@@ -56,7 +57,7 @@ impl Shared {
         };
         loop {
             let part = left.unwrap_or(signals::CHECK_INTERVAL).min(signals::CHECK_INTERVAL);
-            if py.detach(|| self.reserve(len, part))? {
+            if detached(py, || self.reserve(len, part))? {
                 return Ok(());
             }
             left = left.map(|left| left.saturating_sub(part));
@@ -178,7 +179,7 @@ impl BufferPool {
             return pool_error("alignment must be a power of two and at least sizeof(void*)");
         }
         timeout_of(default_timeout)?;
-        let local = py.detach(|| session.arena().map(|arena| arena.capacity()));
+        let local = detached(py, || session.arena().map(|arena| arena.capacity()));
         let local = local.map_err(|error| crate::error::exception(py, &error))?;
         if local == 0 {
             return pool_error("BufferPool requires a store configured with a local buffer");
@@ -214,19 +215,19 @@ impl BufferPool {
         let block = block.as_ref().map_or(Ok(self.block), truth)?;
         let limit = block.then_some(limit);
         shared.reserve_or_wait(py, len, limit)?;
-        let taken = py.detach(|| {
+        let taken = detached(py, || {
             let arena = shared.session.arena()?;
             arena.take(&shared.session.client, Uint(len).len())
         });
         match taken {
             Ok(lease) => {
-                let lent = LeasedMemory {
+                let memory = LeasedMemory {
                     lease: Some(lease),
                     len,
                     pool: shared.clone(),
                     views: AtomicUsize::new(0),
                 };
-                Ok(BufferLease { size: Uint(size.0).len(), lent: Mutex::new(Some(Arc::new(lent))) })
+                Ok(BufferLease { size: Uint(size.0).len(), memory: Mutex::new(Some(Arc::new(memory))) })
             }
             Err(error) => {
                 shared.release_bytes(len);
@@ -284,12 +285,12 @@ impl BufferPool {
 #[pyclass(frozen, weakref, module = "mooncake.store", name = "BufferLease")]
 pub(crate) struct BufferLease {
     size: usize,
-    lent: Mutex<Option<Arc<LeasedMemory>>>,
+    memory: Mutex<Option<Arc<LeasedMemory>>>,
 }
 
 impl BufferLease {
-    fn lent(&self) -> Option<Arc<LeasedMemory>> {
-        self.lent.lock().clone()
+    fn memory(&self) -> Option<Arc<LeasedMemory>> {
+        self.memory.lock().clone()
     }
 }
 
@@ -298,8 +299,8 @@ impl BufferLease {
     /// Address, for calls that name memory by address. Raises `RuntimeError` after release.
     #[getter]
     fn ptr(&self) -> PyResult<u64> {
-        let lent = self.lent().ok_or_else(|| PyRuntimeError::new_err("buffer lease is closed"))?;
-        Ok(lent.lease.as_ref().map_or(0, Lease::address))
+        let memory = self.memory().ok_or_else(|| PyRuntimeError::new_err("buffer lease is closed"))?;
+        Ok(memory.lease.as_ref().map_or(0, Lease::address))
     }
 
     /// Requested length in bytes.
@@ -311,21 +312,21 @@ impl BufferLease {
     /// New writable view of the memory. Raises `BufferError` after release.
     #[getter]
     fn buffer<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyMemoryView>> {
-        let lent = self.lent().ok_or_else(|| PyBufferError::new_err("buffer lease is closed"))?;
-        let view = Py::new(py, BufferLeaseView { lent, size: self.size })?;
+        let memory = self.memory().ok_or_else(|| PyBufferError::new_err("buffer lease is closed"))?;
+        let view = Py::new(py, BufferLeaseView { memory, size: self.size })?;
         PyMemoryView::from(view.bind(py).as_any())
     }
 
     /// Returns the memory to the pool. Raises `RuntimeError` while a view of it exists. Can be
     /// called again.
     fn release(&self, py: Python<'_>) -> PyResult<()> {
-        let mut lent = self.lent.lock();
-        if lent.as_ref().is_some_and(|lent| lent.views.load(Ordering::Acquire) > 0) {
+        let mut memory = self.memory.lock();
+        if memory.as_ref().is_some_and(|memory| memory.views.load(Ordering::Acquire) > 0) {
             return pool_error("cannot release buffer while exported views exist");
         }
-        let taken = lent.take();
-        drop(lent);
-        py.detach(|| drop(taken));
+        let taken = memory.take();
+        drop(memory);
+        detached(py, || drop(taken));
         Ok(())
     }
 
@@ -353,7 +354,7 @@ impl BufferLease {
 /// Owner of a lease's memory on behalf of a view.
 #[pyclass(frozen, weakref, module = "mooncake.store", name = "BufferLeaseView")]
 pub(crate) struct BufferLeaseView {
-    lent: Arc<LeasedMemory>,
+    memory: Arc<LeasedMemory>,
     size: usize,
 }
 
@@ -367,17 +368,17 @@ impl BufferLeaseView {
     #[allow(unsafe_code)]
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let this = slf.get();
-        let address = this.lent.lease.as_ref().map_or(0, Lease::address);
+        let address = this.memory.lease.as_ref().map_or(0, Lease::address);
         // SAFETY: the interpreter owns the view. The memory lives as long as this object, which the
         // view keeps alive.
         unsafe { fill(view, flags, slf.clone().into_any(), address, this.size, None)? };
-        this.lent.views.fetch_add(1, Ordering::AcqRel);
+        this.memory.views.fetch_add(1, Ordering::AcqRel);
         Ok(())
     }
 
     #[allow(unsafe_code)]
     unsafe fn __releasebuffer__(&self, view: *mut ffi::Py_buffer) {
         let _ = view;
-        self.lent.views.fetch_sub(1, Ordering::AcqRel);
+        self.memory.views.fetch_sub(1, Ordering::AcqRel);
     }
 }

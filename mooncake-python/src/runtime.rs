@@ -14,6 +14,7 @@ use tokio::runtime::{Builder, Runtime};
 
 use crate::delivery;
 use crate::error::forked;
+use crate::interpreter::{detached, suspend_at_exit};
 use crate::signals;
 
 static RUNTIME: OnceLock<Runtime> = OnceLock::new();
@@ -40,7 +41,7 @@ pub(crate) fn runtime() -> Result<&'static Runtime> {
 pub(crate) fn wait<R: Send>(py: Python<'_>, work: impl Future<Output = Result<R>> + Send) -> Result<R> {
     // The state of the work may take several kilobytes. From here on only its address moves.
     let mut work = pin!(Some(wait_inline(AssertUnwindSafe(work).catch_unwind())));
-    py.detach(|| {
+    detached(py, || {
         let runtime = runtime()?;
         let Some(pinned) = work.as_mut().as_pin_mut() else {
             return Err(Error::internal("future polled after completion"));
@@ -72,6 +73,8 @@ pub(crate) fn panicked(panic: &(dyn Any + Send)) -> Error {
 /// Returns an error in the child of a fork, where every lock and connection is a copy of the
 /// parent's.
 pub(crate) fn not_forked() -> PyResult<()> {
+    // Every call begins here, and may run code of the program that releases the interpreter.
+    suspend_at_exit();
     if FORKED.load(Ordering::Relaxed) {
         return Err(Python::attach(forked));
     }

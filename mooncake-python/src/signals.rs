@@ -18,6 +18,8 @@ use pyo3::prelude::*;
 use tokio::runtime::Runtime;
 use tokio::sync::Notify;
 
+use crate::delivery;
+
 /// Maximum delay of a signal handler.
 pub(crate) const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -114,6 +116,7 @@ where
         let caller = thread::current();
         let other =
             thread::Builder::new().name("mooncake-wait".to_owned()).spawn_scoped(scope, move || {
+                delivery::mark_worker();
                 let given_up = pin!(given_up.notified());
                 let ended = runtime.block_on(select(work, given_up));
                 done.store(true, Ordering::Release);

@@ -16,8 +16,16 @@ from typing import Any
 LIMIT = 240
 
 
-def _serve(pipe: Any, rank: int, port: int) -> None:
+# Ranks are forks of a process that has imported torch, which takes seconds.
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(["torch", "torch.distributed", "mooncake.pg"])
+
+
+def _serve(pipe: Any, rank: int, port: int, environment: dict[str, str]) -> None:
     """Main program of a rank."""
+    os.environ.clear()
+    os.environ.update(environment)
+
     import torch
     import torch.distributed as dist
 
@@ -62,10 +70,10 @@ class Rank:
     """Process of one rank."""
 
     def __init__(self, rank: int, port: int) -> None:
-        context = multiprocessing.get_context("spawn")
         self.rank = rank
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, rank, port), daemon=True)
+        self.pipe, theirs = _FORKS.Pipe()
+        arguments = (theirs, rank, port, dict(os.environ))
+        self.process = _FORKS.Process(target=_serve, args=arguments, daemon=True)
         self.process.start()
         theirs.close()
 
@@ -175,6 +183,13 @@ class World:
 def largest_world() -> int:
     """Returns the largest size of a world that tests use."""
     return int(os.environ.get("MOONCAKE_PG_TEST_RANKS", "4"))
+
+
+def has_fsdp2() -> bool:
+    """Returns whether FSDP2 works without a GPU: since torch 2.6."""
+    from torch.distributed import fsdp
+
+    return hasattr(fsdp, "fully_shard")
 
 
 def note(text: str) -> None:

@@ -57,8 +57,9 @@ def test_a_key_is_put_once_and_upserted(store, key):
 def test_empty_keys_and_values(store, key):
     assert store.put(key, b"") == -600
     assert store.put("", b"x") == -600
-    assert store.put_parts(key) == 0
-    assert store.put_parts(key, b"", b"") == 0
+    for put in (store.put_parts, store.upsert_parts):
+        assert put(key) == put(key, b"", b"") == -600
+        assert "must not be empty" in str(store.last_error())
     assert store.put_batch([key, key + "2"], [b"x", b""]) == -600
     assert store.is_exist(key) == 0, "an empty value fails the batch"
     assert store.put_batch([key], []) == -600
@@ -255,6 +256,48 @@ def test_replicate_config(store, key):
     other = copy.copy(config)
     other.replica_num = 3
     assert config.replica_num == 2
+
+
+def test_members_of_a_configuration(store, key):
+    config = ReplicateConfig()
+    names = ("session_ids", "preferred_hca_names", "per_key_preferred_hca_names", "residency_affinity_ids")
+    assert [getattr(config, name) for name in names] == [None] * 4
+    for name in names:
+        with pytest.raises(TypeError):
+            setattr(config, name, "text")
+    config.session_ids, config.preferred_hca_names = ["s"], ["mlx5_0"]
+    config.per_key_preferred_hca_names, config.residency_affinity_ids = [["mlx5_0", "mlx5_1"]], ["a"]
+    assert config.per_key_preferred_hca_names == [["mlx5_0", "mlx5_1"]]
+    assert "residency_affinity_ids: [a]" in str(config) and "session" not in str(config)
+    assert store.put(key, b"x", config) == 0 and store.upsert(key, b"y", config) == 0
+    assert store.get(key) == b"y"
+    keys, values = [key + "1", key + "2"], [b"1", b"2"]
+    assert store.put_batch(keys, values, config) == -600, "one session for two keys"
+    config.session_ids, config.per_key_preferred_hca_names, config.residency_affinity_ids = ["", "t"], [[], []], ["", "b"]
+    assert store.put_batch(keys, values, config) == 0 and store.get_batch(keys) == values
+    config = ReplicateConfig()
+    config.session_ids = ["s" * 257]
+    assert store.put(key + "3", b"x", config) == -600
+    config.session_ids = ["s" * 256]
+    assert store.put(key + "3", b"x", config) == 0
+
+
+def test_probes(store, key):
+    keys = [f"{key}-{number}" for number in range(4)]
+    assert store.put_batch(keys[:3], [b"x"] * 3) == 0
+    assert (store.probe_key(keys[0]), store.probe_key(keys[3]), store.probe_key("")) == (1, 0, 0)
+    assert store.batch_probe_key(keys) == [1, 1, 1, 0] and store.batch_probe_key([]) == []
+    assert store.remove(keys[0]) == 0, "no lease protects it"
+    assert store.batch_probe_key(keys[1:], "LastHitOnly", 1) == [1, 1, 0]
+    assert store.remove(keys[1]) == 0 and store.remove(keys[2]) == -706, "the last key that can be read has a lease"
+    assert store.batch_probe_key(keys, policy="LastHitOnly", candidate_size=3) == [-600] * 4
+    assert store.batch_probe_key(keys, policy="LastHitOnly", candidate_size=0) == [-600] * 4
+    with pytest.raises(ValueError, match="Unknown batch_probe_key policy: All"):
+        store.batch_probe_key(keys, "All")
+    with pytest.raises(TypeError):
+        store.batch_probe_key(keys, "none", -1)
+    empty = MooncakeDistributedStore()
+    assert empty.probe_key("k") == -600 and empty.batch_probe_key(["k", "l"]) == [-600, -600]
 
 
 def test_hints(store, make_store, key):
@@ -491,7 +534,10 @@ class Keep(logging.Handler):
         if len(records) == 1:
             raise RuntimeError("a handler that fails")
 logging.getLogger("mooncake").addHandler(Keep())
+logging.getLogger("mooncake._mooncake").addFilter(lambda record: filtered.append(record.name) or True)
+filtered = []
 from mooncake.store import MooncakeDistributedStore
+loggers = set(logging.root.manager.loggerDict)
 store = MooncakeDistributedStore()
 assert store.setup("127.0.0.1", "P2PHANDSHAKE", 16 << 20, 1 << 20, "tcp", "", sys.argv[1]) == 0
 store.put("empty", b"")
@@ -501,6 +547,10 @@ from mooncake import _mooncake
 def check():
     assert any("must not be empty" in text for _, _, text in records), records
     assert all(name.startswith("mooncake.") for name, _, _ in records), records
+    # Walking through the table of loggers while it grows is an error. pytest walks through it.
+    assert not [name for name, _, _ in records if name in set(logging.root.manager.loggerDict) - loggers]
+    # A logger that the program has made takes the events below it.
+    assert filtered == [name for name, _, _ in records if name.startswith("mooncake._mooncake")] != []
     print("checked")
 _mooncake._stop_log()
 import threading

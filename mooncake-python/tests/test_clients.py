@@ -207,8 +207,8 @@ def test_pages_are_written():
         assert (target == expected).all()
     assert sender.batch_transfer_sync_write_pages(name, [], [], fields, 10) == 0
     assert sender.batch_transfer_sync_write_pages(name, [1000], [0], fields, 10) == -1
-    for wrong in (([1], [1, 2], fields, 10), ([1], [1], fields[:, :4], 10), (*pages, fields, 0)):
-        with pytest.raises(ValueError):
+    for wrong in (([1], [1, 2], fields, 10), ([1], [1], fields[:, :4], 10), (*pages, fields, -1)):
+        with pytest.raises((TypeError, ValueError)):
             sender.batch_transfer_sync_write_pages(name, *wrong)
 
 

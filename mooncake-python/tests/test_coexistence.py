@@ -108,8 +108,8 @@ def environment(tmp_path, wheels):
 
 
 MODULES = ("mooncake.store", "mooncake.engine")
-MEND = ("pip uninstall -y mooncake-transfer-engine-non-cuda", "pip install --force-reinstall --no-deps mooncake-rs")
-AGAIN = ("pip install --force-reinstall --no-deps mooncake-rs",)
+AGAIN = ("pip install --force-reinstall --no-deps ./mooncake-python",)
+MEND = ("pip uninstall -y mooncake-transfer-engine-non-cuda", *AGAIN)
 
 
 def mend(environment: Environment) -> None:

@@ -15,7 +15,8 @@ import pytest
 
 web = pytest.importorskip("aiohttp.web", reason="the servers need aiohttp")
 
-from mooncake import _connections  # noqa: E402
+from mooncake import _connections, _rest_handlers  # noqa: E402
+from mooncake._byte_budget import ByteBudget  # noqa: E402
 from mooncake._connections import Connections  # noqa: E402
 from mooncake.http_metadata_server import KVBootstrapServer  # noqa: E402
 from mooncake.mooncake_config import MooncakeConfig  # noqa: E402
@@ -84,6 +85,153 @@ def test_half_a_request_is_closed_in_time(kind):
         with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
             await asyncio.wait_for(reader.readexactly(1), SOON_S)
         writer.close()
+        await connections.stop()
+
+    asyncio.run(main())
+
+
+async def fill(request):
+    return web.Response(body=bytes(int(request.query["len"])))
+
+
+async def filling(budget, **limits):
+    app = web.Application(client_max_size=1 << 30)
+    app.router.add_get("/fill", fill)
+    app.router.add_put("/echo", echo)
+    connections = Connections(app, budget=budget, **limits)
+    return connections, await connections.listen("127.0.0.1", 0)
+
+
+async def soon(holds):
+    async def wait():
+        while not holds():
+            await asyncio.sleep(0.001)
+
+    await asyncio.wait_for(wait(), SOON_S)
+
+
+MIB = 1 << 20
+
+
+def test_half_bodies_stay_within_the_budget():
+    async def main():
+        budget = ByteBudget(4 * MIB)
+        connections, port = await filling(budget)
+        held = []
+        for _ in range(20):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"PUT /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 100000000\r\n\r\n" + bytes(MIB))
+            await writer.drain()
+            held.append((reader, writer))
+            await soon(lambda: budget.held <= 4 * MIB)
+        await soon(lambda: budget.closed >= 16)
+        with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+            await asyncio.wait_for(held[0][0].readexactly(1), SOON_S)
+        # The bytes of a handled request are released.
+        _, writer = await ask(port)
+        held.append((None, writer))
+        for _, writer in held:
+            writer.close()
+        await soon(lambda: budget.held == 0)
+        await connections.stop()
+
+    asyncio.run(main())
+
+
+def test_unread_responses_stay_within_the_budget_and_have_a_rate():
+    async def main():
+        budget = ByteBudget(32 * MIB)
+        connections, port = await filling(budget, write_s=0.2)
+        held = []
+        for _ in range(12):
+            peer = socket.create_connection(("127.0.0.1", port))
+            peer.sendall(b"GET /fill?len=16777216 HTTP/1.1\r\nHost: x\r\n\r\n")
+            held.append(peer)
+            await soon(lambda: budget.held <= 32 * MIB)
+        await soon(lambda: budget.closed >= 8)
+        # The other connections make no progress.
+        await soon(lambda: budget.held == 0 and not connections.open)
+        assert connections.refused["timeout"] > 0
+        for peer in held:
+            peer.close()
+        await connections.stop()
+
+    asyncio.run(main())
+
+
+def test_a_long_message_goes_on_beside_small_buffers():
+    async def main():
+        budget = ByteBudget(2 * MIB)
+        connections, port = await filling(budget)
+        held = []
+        # One connection is idle, one has sent a part of a header, one a part of a body.
+        for part in (b"", b"PUT /ech", b"PUT /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nhalf"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            if not part:
+                writer.write(b"GET /fill?len=1 HTTP/1.1\r\nHost: x\r\n\r\n")
+                await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), SOON_S)
+            writer.write(part)
+            await writer.drain()
+            held.append((reader, writer))
+        await soon(lambda: budget.held > 0)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"PUT /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 8388608\r\n\r\n")
+        for _ in range(8):
+            writer.write(bytes(MIB))
+            await writer.drain()
+        assert (await asyncio.wait_for(reader.readuntil(b"\r\n"), SOON_S)).startswith(b"HTTP/1.1 200")
+        assert budget.closed == 0
+        assert all(not reader.at_eof() for reader, _ in held)
+        for _, writer in [*held, (reader, writer)]:
+            writer.close()
+        await soon(lambda: budget.held == 0)
+        await connections.stop()
+
+    asyncio.run(main())
+
+
+def test_a_streamed_response_has_one_limit_and_is_closed_for_its_bytes(monkeypatch):
+    view = memoryview(bytes(32 * MIB))
+
+    async def long(request):
+        return await _rest_handlers._sent(request, view)
+
+    async def main():
+        budget = ByteBudget(2 * MIB)
+        app = web.Application()
+        app.router.add_get("/long", long)
+        connections = Connections(app, budget=budget)
+        port = await connections.listen("127.0.0.1", 0)
+
+        def ask_slowly():
+            peer = socket.socket()
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            peer.connect(("127.0.0.1", port))
+            peer.sendall(b"GET /long HTTP/1.1\r\nHost: x\r\n\r\n")
+            return peer
+
+        # The time of the whole response is over, although each piece is taken in time.
+        limits = []
+        monkeypatch.setattr(_rest_handlers, "time_for", lambda count, grace: limits.append((count, grace)) or 0.3)
+        peer = ask_slowly()
+        peer.setblocking(False)
+        loop = asyncio.get_running_loop()
+
+        async def read():
+            while await loop.sock_recv(peer, 65536):
+                await asyncio.sleep(0.005)
+
+        with contextlib.suppress(ConnectionError):
+            await asyncio.wait_for(read(), SOON_S)
+        assert limits == [(32 * MIB, 30.0)]
+        monkeypatch.undo()
+        # Responses that are not read are closed for their bytes while they are written.
+        peers = [ask_slowly() for _ in range(12)]
+        await soon(lambda: budget.closed >= 3)
+        assert budget.held <= 2 * MIB
+        for each in [peer, *peers]:
+            each.close()
+        await soon(lambda: budget.held == 0)
         await connections.stop()
 
     asyncio.run(main())

@@ -131,8 +131,8 @@ def test_ranks_that_do_not_answer_in_time() -> None:
             assert [one[0] for one in world.all(dispatch, seed, 60_000_000)] == [whole] * RANKS
             if seed == busy:
                 assert [one[0] for one in world.all(combine, 60_000_000)] == [whole] * RANKS
-        for mask, spent in world.some([0, 2], combine, 5_000, (1,)):
-            assert mask == [1, 0, 1] and spent < 20
+        for mask, spent in world.some([0, 2], combine, 2_000_000, (1,)):
+            assert mask == [1, 0, 1] and 1.9 < spent < 20
         assert world.all(active) == [whole] * RANKS, "the group does not change"
 
         # All begin again.

@@ -8,20 +8,20 @@ from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).resolve().parents[2] / "mooncake-nvlink" / "double" / "cuda.c"
+SOURCE = Path(__file__).resolve().parents[2] / "mooncake-nvlink" / "fake" / "cuda.c"
 
 
 @pytest.fixture(scope="session")
-def double(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("double")
+def fake_cuda(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fake_cuda")
     library = folder / "libcuda.so.1"
     options = ["-std=gnu11", "-O1", "-fPIC", "-shared", "-pthread", "-Wl,-soname,libcuda.so.1"]
     subprocess.run(["cc", *options, "-o", str(library), str(SOURCE)], check=True)
     return folder
 
 
-def run(double, code):
-    environment = {**os.environ, "LD_LIBRARY_PATH": str(double)}
+def run(fake_cuda, code):
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(fake_cuda)}
     subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=120)
 
 
@@ -35,9 +35,9 @@ library.mc_nvlink_free.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_i
 """
 
 
-def test_a_framework_allocates_memory_that_other_processes_can_open(double):
+def test_a_framework_allocates_memory_that_other_processes_can_open(fake_cuda):
     run(
-        double,
+        fake_cuda,
         PRELUDE
         + """
 assert library.mc_allocator_probe(0) == 0 and library.mc_allocator_probe(1) == 0

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).resolve().parents[2] / "mooncake-nvlink" / "double" / "cuda.c"
+SOURCE = Path(__file__).resolve().parents[2] / "mooncake-nvlink" / "fake" / "cuda.c"
 
 PRELUDE = """
 import ctypes, sys
@@ -53,15 +53,15 @@ def data(seed, size):
 
 
 @pytest.fixture(scope="session")
-def double(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("double")
+def fake(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("fake")
     options = ["-std=gnu11", "-O1", "-fPIC", "-shared", "-pthread", "-Wl,-soname,libcuda.so.1"]
     subprocess.run(["cc", *options, "-o", str(folder / "libcuda.so.1"), str(SOURCE), "-lrt"], check=True)
     return folder
 
 
-def run(double: Path, code: str, *arguments: str) -> None:
-    environment = {**os.environ, "LD_LIBRARY_PATH": str(double)}
+def run(fake: Path, code: str, *arguments: str) -> None:
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(fake)}
     subprocess.run([sys.executable, "-c", PRELUDE + code, *arguments], env=environment, check=True, timeout=120)
 
 
@@ -81,7 +81,7 @@ assert store.get("one") == one
 assert store.get_into("one", at + size, size) == size
 assert get(at + size, size) == one
 # Copies run after the current work of the default stream, and before its later work.
-cuda.double_inject(6, ctypes.c_long(20_000))
+cuda.fake_cuda_inject(6, ctypes.c_long(20_000))
 call("cuMemsetD8Async", u64(at), ctypes.c_ubyte(99), size_t(size), None)
 call("cuMemsetD8Async", u64(at), ctypes.c_ubyte(3), size_t(size), None)
 assert store.upsert_from("filled", at, size) == 0
@@ -91,7 +91,7 @@ call("cuMemsetD8Async", u64(at), ctypes.c_ubyte(99), size_t(size), None)
 assert store.get_into("filled", at, size) == size
 settle()
 assert get(at, size) == bytes([3]) * size
-cuda.double_inject(6, ctypes.c_long(0))
+cuda.fake_cuda_inject(6, ctypes.c_long(0))
 put(at, two)
 assert store.upsert_from("one", at, size) == 0 and store.get("one") == two
 assert store.batch_put_from(["a", "b"], [at, at + size], [1000, size]) == [0, 0]
@@ -121,8 +121,8 @@ store.close()
 """
 
 
-def test_stores_move_memory_of_gpus(double: Path, master) -> None:  # type: ignore[no-untyped-def]
-    run(double, STORES, master.address)
+def test_stores_move_memory_of_gpus(fake: Path, master) -> None:  # type: ignore[no-untyped-def]
+    run(fake, STORES, master.address)
 
 
 ENGINES = """
@@ -144,7 +144,7 @@ assert a.transfer_sync_read(to, here, there, size) == 0
 assert get(here, size) == data(2, size)
 
 # As in Mooncake C++, calls without a stream run after the current work of the default stream.
-cuda.double_inject(6, ctypes.c_long(20_000))
+cuda.fake_cuda_inject(6, ctypes.c_long(20_000))
 for value in (7, 8):
     call("cuMemsetD8Async", u64(here), ctypes.c_ubyte(99), size_t(size), None)
     call("cuMemsetD8Async", u64(here), ctypes.c_ubyte(value), size_t(size), None)
@@ -155,7 +155,7 @@ call("cuMemsetD8Async", u64(here), ctypes.c_ubyte(99), size_t(size), None)
 assert a.transfer_sync_read(to, here, there, size) == 0
 settle()
 assert get(here, size) == bytes([8]) * size
-cuda.double_inject(6, ctypes.c_long(0))
+cuda.fake_cuda_inject(6, ctypes.c_long(0))
 
 # In stream order: after the write that fills the memory, before the one that overwrites it.
 for value in range(1, 6):
@@ -196,8 +196,8 @@ assert a.unregister_memory(here) == 0 and b.unregister_memory(there) == 0
 """
 
 
-def test_engines_move_memory_of_gpus(double: Path) -> None:
-    run(double, ENGINES)
+def test_engines_move_memory_of_gpus(fake: Path) -> None:
+    run(fake, ENGINES)
 
 
 def test_a_missing_gpu_is_reported() -> None:

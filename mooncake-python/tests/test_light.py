@@ -94,7 +94,12 @@ def test_registered_memory(light: Store, key: str) -> None:
     many = f"{key}-many"
     assert light.batch_put_from_multi_buffers([many], [[pool, pool + 50]], [[20, 30]]) == [0]
     assert light.batch_get_into_multi_buffers([many], [[pool + 2000, pool + 3000]], [[25, 25]]) == [50]
-    assert light.batch_get_into_multi_buffers([many], [[pool]], [[51]]) == [-600]
+    assert light.batch_get_into_multi_buffers([many], [[pool + 4000, pool + 5000]], [[49, 7]]) == [50], "room is left"
+    assert peek(pool + 4000, 49) + peek(pool + 5000, 1) == light.get(many)
+    assert light.batch_get_into_multi_buffers([many], [[pool]], [[49]]) == [-600]
+    for put in (light.put_from, light.upsert_from):
+        assert put(f"{key}-empty", pool, 0) == -600 and light.is_exist(f"{key}-empty") == 0
+    assert light.put_parts(f"{key}-empty", b"", b"") == light.batch_put_from([f"{key}-empty"], [pool], [0])[0] == -600
     assert peek(pool + 2000, 25) + peek(pool + 3000, 25) == light.get(many)
     assert light.get_into_ranges([pool], [[many]], [[[0, 100]]], [[[10, 49]]], [[[5, 1]]]) == [[[5, 1]]]
     assert peek(pool, 5) == light.get(many)[10:15]

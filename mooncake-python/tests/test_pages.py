@@ -50,7 +50,13 @@ def test_calls_of_a_store_are_counted(
         assert counts[f'{series}_bytes{{{label},op_name="{name}"}}'] == str(size), text
     assert counts[f'mooncake_client_reads_total{{{label},outcome="missing"}}'] == "1", text
     assert page(port, "/metrics/summary")[1].startswith("Client Metrics Summary\n")
-    assert json.loads(page(port, "/openapi.json")[1])["paths"].keys() == {"/health", "/metrics", "/metrics/summary"}
+    assert json.loads(page(port, "/openapi.json")[1])["paths"].keys() == {
+        "/health",
+        "/metrics",
+        "/metrics/summary",
+        "/version",
+    }
+    assert json.loads(page(port, "/version")[1])["version"] == "2.0.0"
     store.close()
     with pytest.raises(urllib.error.URLError):
         page(port, "/health")

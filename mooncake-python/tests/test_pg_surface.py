@@ -138,8 +138,9 @@ for call, value in ((pg.set_host_ip, "127.0.0.2"), (pg.set_device_filter, ["x"])
 pg.set_host_ip("127.0.0.1")
 pg.set_device_filter([])
 pg.set_transfer_engine(None)
-keys = [key for key in store.list_keys() if "coordinator_addr" in key]
-assert len(keys) == 1, keys
+if hasattr(store, "list_keys"):
+    keys = [key for key in store.list_keys() if "coordinator_addr" in key]
+    assert len(keys) == 1, keys
 dist.destroy_process_group()
 try:
     group.allreduce([tensor])

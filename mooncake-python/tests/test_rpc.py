@@ -229,3 +229,32 @@ def test_a_program_ends_while_its_server_runs(how):
             assert "fatal" not in program.stderr.read().lower()
         finally:
             program.kill()
+
+
+STUCK = """
+import sys, threading
+from mooncake.engine import RpcInterface
+
+entered = threading.Semaphore(0)
+server, client = RpcInterface(), RpcInterface()
+server.set_data_receive_callback(lambda data: (entered.release(), threading.Event().wait()))
+server.initialize_server(sys.argv[1], 4)
+assert server.start_server_async()
+client.initialize_client()
+for _ in range(4):
+    threading.Thread(target=client.send_data, args=(sys.argv[1], b"x"), daemon=True).start()
+for _ in range(4):
+    assert entered.acquire(timeout=30)
+print("stuck", flush=True)
+sys.exit(3)
+"""
+
+
+def test_callbacks_that_do_not_return_delay_the_end_once():
+    words = [sys.executable, "-c", STUCK, f"127.0.0.1:{free_port()}"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout.readline() == "stuck\n"
+        began = time.monotonic()
+        assert program.wait(60) == 3
+        # Each of the four threads had 5 s before.
+        assert time.monotonic() - began < 15

@@ -87,3 +87,62 @@ def test_a_missing_aiohttp_is_named(script, monkeypatch, capsys):
     monkeypatch.setattr(builtins, "__import__", without)
     assert getattr(cli, script)() == 1
     assert "pip install aiohttp" in capsys.readouterr().err
+
+
+def test_flags_of_gflags_bring_others(tmp_path):
+    flags = tmp_path / "flags"
+    for script, flag in [
+        ("mooncake_master", "--metrics_port=70000"),
+        ("mooncake_client", "--port=70000"),
+        ("transfer_engine_bench", "--threads=0"),
+    ]:
+        flags.write_text(f"# comment\n{flag}\n--no_such_flag=1\n")
+        name = flag.partition("=")[0]
+        given = ["--undefok=gone,lost", "--gone=1", "--nolost", f"--flagfile={flags}"]
+        ended = subprocess.run([command(script), *given], capture_output=True, text=True, timeout=60)
+        assert ended.returncode == 2 and name in ended.stderr, ended.stderr
+        assert "--gone" not in ended.stderr and "--flagfile" not in ended.stderr, ended.stderr
+        given = [f"--flagfile={tmp_path / 'absent'}"]
+        ended = subprocess.run([command(script), *given], capture_output=True, text=True, timeout=60)
+        assert ended.returncode == 2 and "absent" in ended.stderr, ended.stderr
+
+
+def test_numbers_that_make_no_sense_are_refused_by_name():
+    for script, flag in [
+        ("mooncake_master", "default_kv_lease_ttl"),
+        ("mooncake_master", "rpc_thread_num"),
+        ("mooncake_master", "client_ttl"),
+        ("mooncake_client", "port"),
+        ("mooncake_client", "global_segment_size"),
+        ("mooncake_client", "max_clients"),
+        ("mooncake_client", "client_ttl"),
+        ("transfer_engine_bench", "threads"),
+        ("transfer_engine_bench", "duration"),
+    ]:
+        for value in "-1", "18446744073709551615", "99999999999999999999999":
+            for given in [f"--{flag}={value}"], [f"--{flag}", value]:
+                ended = subprocess.run([command(script), *given], capture_output=True, text=True, timeout=60)
+                assert ended.returncode == 2 and flag in ended.stderr, (script, given, ended.stderr)
+                assert "panicked" not in ended.stderr, ended.stderr
+
+
+def test_flags_that_would_refuse_everything_are_refused():
+    for script, flag in [
+        ("mooncake_master", "eviction_high_watermark_ratio"),
+        ("mooncake_client", "max_clients"),
+        ("mooncake_client", "max_client_memory"),
+        ("mooncake_client", "max_client_requests"),
+    ]:
+        ended = subprocess.run([command(script), f"--{flag}=0"], capture_output=True, text=True, timeout=60)
+        assert ended.returncode in (1, 2) and flag in ended.stderr, (script, flag, ended.stderr)
+
+
+def test_the_module_is_the_tool():
+    def run(*start):
+        return subprocess.run([*start, "status", "--timeout", "1"], capture_output=True, text=True, timeout=60, check=False)
+
+    script, module = run(command("mooncake")), run(sys.executable, "-m", "mooncake")
+    assert script.returncode == module.returncode == 1
+    assert script.stderr == module.stderr != ""
+    version = subprocess.run([sys.executable, "-m", "mooncake", "--version"], capture_output=True, text=True, timeout=60, check=True)
+    assert version.stdout.startswith("mooncake ")

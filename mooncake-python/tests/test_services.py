@@ -96,6 +96,31 @@ def test_rest(rest, store, key):
     assert "/api/get/{key}" in document["paths"] and document["openapi"].startswith("3.")
 
 
+OWNER = """
+import sys
+from mooncake.store import MooncakeDistributedStore, ReplicateConfig
+
+store, config = MooncakeDistributedStore(), ReplicateConfig()
+assert store.setup("127.0.0.1", "P2PHANDSHAKE", 16 << 20, 4 << 20, "tcp", "", sys.argv[1]) == 0
+config.preferred_segment = store.get_hostname()
+assert store.put(sys.argv[2], b"value" * 1000, config) == 0
+print("stored", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_rest_names_a_value_that_it_cannot_read(rest, master, key):
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", OWNER, master.address, key], **pipes) as owner:
+        assert owner.stdout.readline() == b"stored\n"
+        assert ask("GET", f"{rest}/api/get/{key}") == (200, b"value" * 1000)
+        owner.kill()
+    for _ in range(3):
+        status, body = ask("GET", f"{rest}/api/get/{key}")
+        assert status in (503, 404), body
+        assert status == 404 or json.loads(body)["cause"] != "None"
+
+
 def test_rest_segments(rest, tmp_path):
     status, body = ask("POST", f"{rest}/api/mount", {"size": 1 << 20})
     answer = json.loads(body)
@@ -283,7 +308,8 @@ def test_metadata_server(make_store, key):
         assert ask("PUT", f"{url}?key=a", b"1")[0] == 200 and ask("PUT", f"{url}?key=a", b"2")[0] == 200
         assert ask("GET", f"{url}?key=a") == (200, b"2")
         assert ask("PUT", f"{url}?key=x/rpc_meta/y", b"1")[0] == 200
-        assert ask("PUT", f"{url}?key=x/rpc_meta/y", b"1")[0] == 400
+        assert ask("PUT", f"{url}?key=x/rpc_meta/y", b"1") == (200, b"metadata unchanged")
+        assert ask("PUT", f"{url}?key=x/rpc_meta/y", b"2")[0] == 400
         assert ask("DELETE", f"{url}?key=a")[0] == 200 and ask("DELETE", f"{url}?key=a")[0] == 404
         assert ask("PUT", f"{url}?key=%20b", b"3")[0] == 200 and ask("GET", f"{url}?key=b%20") == (200, b"3")
         assert ask("GET", f"{url}?key=%20")[0] == 400
@@ -323,7 +349,7 @@ def test_asyncio(master, key):
         assert await store.async_batch_put_from([key + "g", key + "h"], [at, 8], [5, 5]) == [0, -600]
         assert await store.async_get_into(key + "g", at + 5, 5) == 5 and bytes(memory) == b"0123401234"
         assert await store.async_batch_get_into([key + "g", "missing"], [at, at], [5, 5]) == [5, -704]
-        assert await store.async_put_from(key + "f", at, 0) == 0
+        assert await store.async_put_from(key + "0", at, 0) == -600
         assert await store.async_get("missing") == b"" and await store.async_is_exist("missing") == 0
         assert await store.async_put(key, b"") == -600
         assert await store.async_remove("missing") == -704

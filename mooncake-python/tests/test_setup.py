@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import os
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from conftest import Master, free_port
 from mooncake import ForkedError
 from mooncake.buffer_pool import BufferPool
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig
@@ -196,3 +199,84 @@ def test_a_client_for_calls_of_the_master_alone(make_store, key, master):
     for segment, buffer in ((16 << 20, 0), (0, 16 << 20)):
         assert store.setup("127.0.0.1", "P2PHANDSHAKE", segment, buffer, "rpc_only", "", address) == -600
         assert "rpc_only" in store.last_error().message
+
+
+def test_services_that_do_not_respond_are_named(master):
+    with socket.socket() as silent, socket.socket() as unused:
+        for one in silent, unused:
+            one.bind(("127.0.0.1", 0))
+        silent.listen(50)
+        quiet, closed = (f"127.0.0.1:{one.getsockname()[1]}" for one in (silent, unused))
+        for changes, address, limit in [
+            ({"master_server_addr": f"etcd://{closed}"}, closed, 8),
+            ({"master_server_addr": f"etcd://{closed};{closed}"}, closed, 8),
+            ({"master_server_addr": f"etcd://{quiet}"}, quiet, 9),
+            ({"metadata_server": f"etcd://{closed}"}, closed, 8),
+            ({"metadata_server": f"http://{closed}/metadata"}, closed, 8),
+            ({"metadata_server": f"http://{quiet}/metadata"}, quiet, 9),
+            ({"master_server_addr": closed}, closed, 30),
+            ({"master_server_addr": quiet}, quiet, 30),
+        ]:
+            store, since = MooncakeDistributedStore(), time.monotonic()
+            assert store.setup(**settings(master.address, **changes)) < 0, changes
+            error = str(store.last_error())
+            assert address in error and "the time of the operation" not in error, error
+            assert time.monotonic() - since < limit, (changes, error)
+
+
+def test_a_wrong_path_of_the_metadata_server_is_named(tmp_path):
+    port = free_port()
+    running = Master(tmp_path, ["--enable_http_metadata_server", f"--http_metadata_server_port={port}"])
+    running.start()
+    try:
+        for path in "", "/meta":
+            store = MooncakeDistributedStore()
+            url = f"http://127.0.0.1:{port}{path}"
+            assert store.setup(**settings(running.address, metadata_server=url)) < 0
+            error = str(store.last_error())
+            assert f"{url}?key=" in error and "404" in error and "/metadata" in error, error
+    finally:
+        running.stop()
+
+
+def test_a_refused_put_names_the_reason(own_master):
+    master = own_master()
+    store = MooncakeDistributedStore()
+    assert store.setup(**settings(master.address, global_segment_size=0, local_buffer_size=16 * MIB)) == 0
+    memory = (ctypes.c_ubyte * 64)()
+    at = ctypes.addressof(memory)
+    assert store.register_buffer(at, 64) == 0
+    config = ReplicateConfig()
+    config.replica_num = 0
+    calls = {
+        "put": lambda *config: store.put("k", b"v", *config),
+        "upsert": lambda *config: store.upsert("k", b"v", *config),
+        "put_batch": lambda *config: store.put_batch(["k", "l"], [b"v", b"w"], *config),
+        "put_from": lambda *config: store.put_from("k", at, 64, *config),
+        "batch_put_from": lambda *config: store.batch_put_from(["k"], [at], [64], *config)[0],
+    }
+    for name, call in calls.items():
+        assert call(config) == -600 and "replica_num must be at least 1" in str(store.last_error()), name
+    assert store.put("k", b"v") == -200
+    assert "no client has mounted a segment" in str(store.last_error())
+    store.close()
+
+
+def test_an_unknown_log_level_is_reported(master):
+    code = """
+import logging, sys
+logging.basicConfig()
+from mooncake.store import MooncakeDistributedStore
+store = MooncakeDistributedStore()
+assert store.setup("127.0.0.1", "P2PHANDSHAKE", 0, 0, "tcp", "", sys.argv[1]) == 0
+"""
+    for level, is_reported in [("loud", True), ("42", True), ("debug", False), ("TRACE", False), ("", False)]:
+        ended = subprocess.run(
+            [sys.executable, "-c", code, master.address],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env={**os.environ, "MC_LOG_LEVEL": level},
+        )
+        assert ended.returncode == 0, ended.stderr
+        assert (f"MC_LOG_LEVEL={level} is ignored" in ended.stderr) == is_reported, ended.stderr

@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("aiohttp", reason="the servers need aiohttp")
 
 from mooncake import mooncake_config, mooncake_store_service  # noqa: E402
-from mooncake.http_metadata_server import KVBootstrapServer, KVPoll  # noqa: E402
+from mooncake.http_metadata_server import KVBootstrapServer, KVPoll, main  # noqa: E402
 from mooncake.mooncake_config import MooncakeConfig, _parse_segment_size  # noqa: E402
 from mooncake.mooncake_store_service import (  # noqa: E402
     MooncakeStoreService,
@@ -332,8 +332,9 @@ def test_checks_of_settings(caplog, environment):
 
 
 class MetadataRequest:
-    def __init__(self, method, key=None, body=b""):
+    def __init__(self, method, key=None, body=b"", headers=()):
         self.method, self.query, self.body = method, {} if key is None else {"key": key}, body
+        self.headers = dict(headers)
 
     async def read(self):
         return self.body
@@ -347,13 +348,66 @@ def test_metadata_requests():
         for method, key, body, status in (
             ("POST", " ", b"", 400), ("GET", None, b"", 400), ("POST", "a", b"", 405), ("GET", "a", b"", 404),
             ("PUT", " a ", b"1", 200), ("GET", "a", b"", 200), ("DELETE", "a", b"", 200), ("DELETE", "a", b"", 404),
-            ("PUT", "x/rpc_meta/y", b"1", 200), ("PUT", "x/rpc_meta/y", b"2", 400),
+            ("PUT", "x/rpc_meta/y", b"1", 200), ("PUT", "x/rpc_meta/y", b"1", 200), ("PUT", "x/rpc_meta/y", b"2", 400),
         ):  # fmt: skip
             found = await server._handle_metadata(MetadataRequest(method, key, body))
             assert (found.status, found.content_type) == (status, "application/json"), (method, key)
         assert server.store == {"x/rpc_meta/y": b"1"}
 
     asyncio.run(work())
+
+
+def test_requests_need_the_token(monkeypatch):
+    monkeypatch.setenv("MC_METADATA_HTTP_TOKEN", "secret")
+    server = KVBootstrapServer(0)
+
+    async def work():
+        for scheme, token, status in (
+            ("Bearer", "secret", 404), ("bEARER", "secret", 404), ("Bearer", "wrong", 401), ("Basic", "secret", 401), ("", "", 401),
+        ):  # fmt: skip
+            request = MetadataRequest("GET", "k", headers={"Authorization": f"{scheme} {token}"})
+            assert (await server._handle_metadata(request)).status == status, (scheme, token)
+        # The token counts before the key and the method.
+        for method, key in (("GET", None), ("POST", "k"), ("PUT", "k"), ("DELETE", "k")):
+            answer = await server._handle_metadata(MetadataRequest(method, key))
+            assert (answer.status, answer.text) == (401, "unauthorized"), (method, key)
+
+    asyncio.run(work())
+
+
+def test_limits_of_entries(monkeypatch):
+    monkeypatch.setenv("MC_METADATA_MAX_KEYS", "2")
+    monkeypatch.setenv("MC_METADATA_MAX_TOTAL_BYTES", "100")
+    server = KVBootstrapServer(0)
+
+    async def put(key, body):
+        answer = await server._handle_metadata(MetadataRequest("PUT", key, body))
+        return answer.status, answer.text.partition(":")[0]
+
+    async def work():
+        assert await put("a", b"1") == (200, "metadata updated")
+        assert await put("b", b"1" * 100) == (507, "metadata size budget exhausted")
+        assert await put("b", b"1") == (200, "metadata updated")
+        assert await put("c", b"1") == (507, "metadata key budget exhausted")
+
+    asyncio.run(work())
+    monkeypatch.setenv("MC_METADATA_MAX_KEYS", "none")
+    with pytest.raises(ValueError, match="MC_METADATA_MAX_KEYS=none"):
+        KVBootstrapServer(0)
+
+
+def test_an_open_server_needs_a_token(monkeypatch, caplog):
+    monkeypatch.delenv("MC_METADATA_HTTP_TOKEN", raising=False)
+    for insecure in ("", "0", "off"):
+        monkeypatch.setenv("MC_METADATA_HTTP_ALLOW_INSECURE", insecure)
+        with pytest.raises(RuntimeError, match="refuses to bind 0.0.0.0"):
+            KVBootstrapServer(0).run()
+    assert main(["--port=0"]) == 1 and "refuses to bind" in caplog.text
+    monkeypatch.setenv("MC_METADATA_HTTP_ALLOW_INSECURE", "Yes")
+    server = KVBootstrapServer(0)
+    server.run()
+    assert server.poll() is KVPoll.Success and "without a token" in caplog.text
+    server.close()
 
 
 def test_a_port_that_is_taken(caplog):

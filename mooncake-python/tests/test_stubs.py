@@ -14,6 +14,7 @@ import ctypes
 import faulthandler
 import inspect
 import mmap
+import os
 import random
 import subprocess
 import sys
@@ -26,7 +27,7 @@ from conftest import Master
 
 import mooncake
 from mooncake.engine import TransferEngine
-from mooncake.store import MooncakeDistributedStore, ReplicateConfig
+from mooncake.store import ExistOptions, MooncakeDistributedStore, ReplicateConfig
 
 # Calls that join and leave clusters, write files at a given path, or are internal.
 LEFT_OUT = {"close", "setup", "setup_dummy", "init_all", "initialize", "initialize_ext", "save_tensor_to_safetensor"}
@@ -77,6 +78,8 @@ def configs():
         {"replica_num": 0},
         {"replica_num": 2**31},
         {"group_ids": ["a", "b", "c"]},
+        {"session_ids": ["", "b", "c"], "residency_affinity_ids": ["a"]},
+        {"per_key_preferred_hca_names": [["mlx5_0"], []], "preferred_hca_names": []},
         {"preferred_segments": ["nobody:1"] * 100},
         {"prefer_alloc_in_same_node": True},
         {"soft_pin_ttl_ms": 2**63},
@@ -119,6 +122,10 @@ def candidates(annotation: str) -> list:
         return [0.1, 0.0, -1.0, float("inf"), float("nan")]
     if annotation == "ReplicateConfig":
         return list(configs())
+    if annotation == "ExistOptions":
+        prefetching = ExistOptions()
+        prefetching.prefetch_to_memory = True
+        return [ExistOptions(), prefetching, None]
     released = memoryview(b"released")
     released.release()
     return [b"x" * 100, b"", bytearray(10), memoryview(b"abcd")[::2], array("d", [1, 2]), released, None, object(), 0]
@@ -196,7 +203,11 @@ def test_every_call_returns(own_master, kind):
     master = own_master("--default_kv_lease_ttl=50") if kind in ("during-store", "after-store") else None
     with tempfile.NamedTemporaryFile() as journal:
         command = [sys.executable, __file__, kind, master.address if master else "", journal.name]
-        run = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+        # `k` may be the name of a host that does not respond.
+        environment = {**os.environ, "MC_HANDSHAKE_CONNECT_TIMEOUT": "1"}
+        run = subprocess.run(
+            command, capture_output=True, text=True, timeout=280, check=False, env=environment
+        )
         last = journal.read().decode(errors="replace")
     assert run.returncode == 0, f"{run.returncode}\n{run.stdout[-2000:]}\n{run.stderr[-4000:]}\nlast call: {last}"
     assert int(run.stdout.split()[-1]) > 200

@@ -47,13 +47,14 @@ def test_put_from_and_get_into(store, registered, key):
     assert (target[:100_000] == source).all() and not target[100_000:].any()
     assert store.get_into(key, dst, 99_999) == -600
     assert store.get_into("missing", dst, 10) == -704
-    assert store.put_from(key + "0", src, 0) == 0 and store.is_exist(key + "0") == 0
+    assert store.put_from(key + "0", src, 0) == -600 and store.is_exist(key + "0") == 0
+    assert "must not be empty" in str(store.last_error())
     assert store.upsert_from(key, src + 5, 10) == 0
-    assert store.upsert_from(key, src, 0) == 0 and store.get_size(key) == 10, "nothing is stored"
+    assert store.upsert_from(key, src, 0) == -600 and store.get_size(key) == 10, "the old value stays"
     assert store.get(key) == source[5:15].tobytes()
     assert store.put_from_with_metadata(key + "m", src + 100, src, 1000, 28) == 0
     assert store.get(key + "m") == source[:28].tobytes() + source[100:1100].tobytes()
-    assert store.put_from_with_metadata(key + "n", src + 100, src, 0, 0) == 0 and store.is_exist(key + "n") == 0
+    assert store.put_from_with_metadata(key + "n", src + 100, src, 0, 0) == -600 and store.is_exist(key + "n") == 0
     assert store.put_from_with_metadata(key + "n", src + 100, src, 0, 3) == 0 and store.get_size(key + "n") == 3
 
 
@@ -90,6 +91,21 @@ def test_multi_buffers(store, registered, key):
     assert got == [61 * 1024] * 10 and (target == source).all()
     wrong = store.batch_get_into_multi_buffers([keys[0], "missing"], [[dst], [dst]], [[5], [5]])
     assert wrong == [-600, -704]
+    # The sizes are capacities, as those of `get_into`.
+    assert store.put(key + "short", source[:100].tobytes()) == 0
+    for sizes in ([64, 64], [100, 64], [128], [0, 200], [99, 0, 1, 50], [100, 2**64 - 1]):
+        target[:] = 0xEE
+        at = [dst + 1024 * i for i in range(len(sizes))]
+        assert store.batch_get_into_multi_buffers([key + "short"], [at], [sizes]) == [100], sizes
+        filled, left = [], 100
+        for i, size in enumerate(sizes):
+            filled.append(target[1024 * i :][: min(size, left)])
+            left -= len(filled[-1])
+            assert target[1024 * i + len(filled[-1])] == 0xEE, "no byte beyond the value"
+        assert (np.concatenate(filled) == source[:100]).all(), sizes
+    assert store.batch_get_into_multi_buffers([key + "short"], [[dst, dst + 64]], [[64, 35]]) == [-600]
+    assert "too short" in str(store.last_error())
+    assert store.batch_get_into_multi_buffers([key + "short"], [[dst]], [[64, 64]]) == [-600]
     config.replica_num = 2
     assert store.batch_put_from_multi_buffers([key], [[src]], [[5]], config) == [-600], "one replica on the same node"
 

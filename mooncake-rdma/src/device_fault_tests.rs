@@ -18,10 +18,10 @@ use tokio::runtime::Runtime;
 
 use crate::endpoint::{Piece, Registered};
 use crate::node::Node;
-use crate::peer::About;
+use crate::peer::PeerDescriptor;
 use crate::registration::Registration;
-use crate::verbs::fake::{Fake, Registration as Asked};
-use crate::verbs::{Domain, MemoryRegion, Rights, held};
+use crate::verbs::fake::{Fake, Registration as FakeRegistration};
+use crate::verbs::{Domain, MemoryRegion, Rights, object_counts};
 use crate::{RdmaConfig, RdmaPeer, RdmaTransport};
 
 const LEN: usize = 64 << 10;
@@ -116,55 +116,55 @@ pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
 #[test]
 fn a_port_that_goes_down_and_comes_back() {
     let fake = Fake::new();
-    let alone = LoopbackNode::new();
-    assert!(alone.node.works());
+    let loopback = LoopbackNode::new();
+    assert!(loopback.node.has_active_device());
     fake.state().port_is_up = false;
     fake.event(PORT_DOWN);
-    eventually("the port is down", || !alone.node.works());
-    let error = alone.read().wait().0.unwrap_err();
+    eventually("the port is down", || !loopback.node.has_active_device());
+    let error = loopback.read().wait().0.unwrap_err();
     assert!(error.to_string().contains("no local RDMA device is up"), "{error}");
     fake.state().port_is_up = true;
     fake.event(PORT_UP);
-    eventually("the port is up", || alone.node.works());
+    eventually("the port is up", || loopback.node.has_active_device());
     fake.state().address = 7;
     fake.event(GIDS);
-    eventually("another address", || alone.gid() == "::ffff:10.0.0.7");
+    eventually("another address", || loopback.gid() == "::ffff:10.0.0.7");
 }
 
 #[test]
 fn a_lost_device_ends_its_requests_and_costs_nothing_afterwards() {
     for event in [FATAL, QUEUE_FATAL] {
         let fake = Fake::new();
-        let alone = LoopbackNode::new();
-        let tickets = [alone.read(), alone.read()];
+        let loopback = LoopbackNode::new();
+        let tickets = [loopback.read(), loopback.read()];
         eventually("both are posted", || fake.state().posted == 2);
         fake.event(event);
         for ticket in tickets {
             let error = ticket.wait().0.unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
         }
-        assert!(!alone.node.works());
+        assert!(!loopback.node.has_active_device());
         eventually("its queue pairs are destroyed", || {
             let state = fake.state();
-            state.pairs_made == 2 && state.pairs_destroyed == 2
+            state.pairs_created == 2 && state.pairs_destroyed == 2
         });
         // From now on its descriptor reports an event that does not exist, as that of a removed
         // device does.
-        let heard = fake.state().heard;
+        let event_reads = fake.state().event_reads;
         fake.event(PORT_UP);
         for _ in 0..50 {
-            alone.read().wait().0.unwrap_err();
+            loopback.read().wait().0.unwrap_err();
         }
-        assert_eq!(fake.state().heard, heard, "events of a lost device are ignored");
-        assert!(!alone.node.works(), "a lost device does not come back");
+        assert_eq!(fake.state().event_reads, event_reads, "events of a lost device are ignored");
+        assert!(!loopback.node.has_active_device(), "a lost device does not come back");
     }
 }
 
 #[test]
 fn a_queue_that_fails_loses_its_device() {
     let fake = Fake::new();
-    let alone = LoopbackNode::new();
-    let ticket = alone.read();
+    let loopback = LoopbackNode::new();
+    let ticket = loopback.read();
     eventually("it is posted", || fake.state().posted == 1);
     fake.state().queue_works = false;
     // Any event makes the thread look.
@@ -173,7 +173,7 @@ fn a_queue_that_fails_loses_its_device() {
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     let polled = fake.state().polled;
     for _ in 0..20 {
-        alone.read().wait().0.unwrap_err();
+        loopback.read().wait().0.unwrap_err();
     }
     assert_eq!(fake.state().polled, polled, "a lost queue is not polled");
 }
@@ -181,39 +181,39 @@ fn a_queue_that_fails_loses_its_device() {
 #[test]
 fn a_device_whose_events_cannot_be_read_is_lost() {
     let fake = Fake::new();
-    let alone = LoopbackNode::new();
-    let ticket = alone.read();
+    let loopback = LoopbackNode::new();
+    let ticket = loopback.read();
     eventually("it is posted", || fake.state().posted == 1);
     // The descriptor of the event queue reports an event, and reading it fails.
-    fake.ring();
+    fake.make_readable();
     let error = ticket.wait().0.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
-    assert!(!alone.node.works());
-    let error = alone.read().wait().0.unwrap_err();
+    assert!(!loopback.node.has_active_device());
+    let error = loopback.read().wait().0.unwrap_err();
     assert!(error.to_string().contains("no local RDMA device is up"), "{error}");
-    let heard = fake.state().heard;
+    let event_reads = fake.state().event_reads;
     fake.event(PORT_UP);
-    alone.read().wait().0.unwrap_err();
-    assert_eq!((heard, fake.state().heard), (1, 1), "the event is not read again");
+    loopback.read().wait().0.unwrap_err();
+    assert_eq!((event_reads, fake.state().event_reads), (1, 1), "the event is not read again");
 }
 
 #[test]
 fn nobody_connects_over_a_lost_device() {
     let fake = Fake::new();
-    let alone = LoopbackNode::new();
+    let loopback = LoopbackNode::new();
     let config = RdmaConfig { server_name: "10.0.0.1:2".into(), ..RdmaConfig::default() };
-    let node = Node::open(config, alone.runtime.handle(), alone.node.clock().clone()).unwrap();
-    let peer = Arc::new(node.peer(About::read(&alone.desc()).unwrap()));
+    let node = Node::open(config, loopback.runtime.handle(), loopback.node.clock().clone()).unwrap();
+    let peer = Arc::new(node.peer(PeerDescriptor::read(&loopback.desc()).unwrap()));
     // The rail was chosen a moment before.
     node.nics[0].mark_lost();
-    let local = alone.local(64);
+    let local = loopback.local(64);
     let (done, ticket) = ticket((), 1, None);
     let piece = Piece {
         opcode: Opcode::Read,
         local: local.addr(),
         len: 64,
         local_key: 0,
-        remote: alone.addr(),
+        remote: loopback.addr(),
         remote_key: 0,
         region: 0,
         attempts: 0,
@@ -226,7 +226,7 @@ fn nobody_connects_over_a_lost_device() {
     node.send(&peer.rails[0][0], &mut vec![piece]);
     let error = ticket.wait().0.unwrap_err();
     assert!(error.to_string().contains("lost"), "{error}");
-    assert_eq!((fake.state().pairs_made, node.nics[0].endpoints.read().len()), (0, 0));
+    assert_eq!((fake.state().pairs_created, node.nics[0].endpoints.read().len()), (0, 0));
 }
 
 /// The device refuses to destroy queue pairs with requests in flight: it may still write to the
@@ -234,35 +234,39 @@ fn nobody_connects_over_a_lost_device() {
 #[test]
 fn requests_of_undestroyed_pairs_stay_pending() {
     let fake = Fake::new();
-    let alone = LoopbackNode::new();
-    let ticket = alone.read();
+    let loopback = LoopbackNode::new();
+    let ticket = loopback.read();
     eventually("it is posted", || fake.state().posted == 1);
     fake.state().destroying_works = false;
     fake.event(FATAL);
-    eventually("the destruction is retried", || fake.state().pairs_kept > 4);
+    eventually("the destruction is retried", || fake.state().refused_destructions > 4);
     assert!(!ticket.is_done());
     fake.state().destroying_works = true;
     let error = ticket.wait().0.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     let state = fake.state();
-    assert_eq!(state.pairs_made, state.pairs_destroyed);
+    assert_eq!(state.pairs_created, state.pairs_destroyed);
 }
 
 #[test]
 fn memory_of_undestroyed_pairs_is_leaked_and_delays_nobody() {
     let fake = Fake::new();
-    let alone = LoopbackNode::new();
-    let ticket = alone.read();
+    let loopback = LoopbackNode::new();
+    let ticket = loopback.read();
     eventually("it is posted", || fake.state().posted == 1);
-    let (regions, devices) = (held().regions, held().devices);
+    let (regions, devices) = (object_counts().regions, object_counts().devices);
     fake.state().destroying_works = false;
     // Ends although no pair is destroyed.
-    drop(alone);
+    drop(loopback);
     assert!(!ticket.is_done());
     let waited = ticket.wait_timeout(Duration::ZERO).unwrap_err();
     drop(waited);
-    assert_eq!(held().regions, regions - 1, "memory registered for peers is deregistered, the other is not");
-    assert_eq!(held().devices, devices);
+    assert_eq!(
+        object_counts().regions,
+        regions - 1,
+        "memory registered for peers is deregistered, the other is not"
+    );
+    assert_eq!(object_counts().devices, devices);
 }
 
 /// Cancelled messages that wait for credit end; posted ones continue.
@@ -270,26 +274,26 @@ fn memory_of_undestroyed_pairs_is_leaked_and_delays_nobody() {
 fn unposted_messages_can_be_cancelled() {
     for behind in [false, true] {
         let fake = Fake::new();
-        let alone = LoopbackNode::new();
-        let peer = alone.peer();
-        let clock = alone.node.clock().clone();
+        let loopback = LoopbackNode::new();
+        let peer = loopback.peer();
+        let clock = loopback.node.clock().clone();
         let submit = |early: bool| {
-            let into = alone.local(OPS * 8);
+            let into = loopback.local(OPS * 8);
             let local = into.local();
             let (registration, span) = (local.registration, local.span);
             let op = |i: usize| {
                 // SAFETY: inside the span, which consists of so many parts of that length.
                 let part = MemorySpan { ptr: unsafe { span.ptr.add(i * 8) }, len: 8, ..span };
                 // SAFETY: `into` is kept below until the completion is done.
-                unsafe { Op::new(Opcode::Read, registration, part, alone.addr(), &[]) }
+                unsafe { Op::new(Opcode::Read, registration, part, loopback.addr(), &[]) }
             };
             let (done, ticket, watch) = watched((), OPS, None);
             if early {
-                watch.give_up();
+                watch.cancel();
             }
             let ops: Vec<_> = (0..OPS).map(op).collect();
             match behind {
-                false => alone.node.submit(&peer, ops.into_iter(), done),
+                false => loopback.node.submit(&peer, ops.into_iter(), done),
                 true => {
                     let guarded = with_fallback(
                         ops.into_iter(),
@@ -298,19 +302,19 @@ fn unposted_messages_can_be_cancelled() {
                         is_any_error,
                         |failed: Vec<Retry<()>>| panic!("{} operations are tried again", failed.len()),
                     );
-                    alone.node.submit(&peer, guarded.ops.into_iter(), guarded.done);
+                    loopback.node.submit(&peer, guarded.ops.into_iter(), guarded.done);
                 }
             }
             (into, ticket, watch)
         };
         let states = |watch: &Watch| {
             let states: Vec<_> = (0..OPS).map(|op| watch.state(op).unwrap()).collect();
-            let of = |wanted| states.iter().filter(|state| **state == wanted).count();
-            (of(OpState::Pending), of(OpState::Done), of(OpState::GivenUp))
+            let of = |expected| states.iter().filter(|state| **state == expected).count();
+            (of(OpState::Pending), of(OpState::Done), of(OpState::Cancelled))
         };
         let (into, ticket, watch) = submit(false);
         eventually("the queue pairs are full", || fake.state().posted == CAPACITY);
-        watch.give_up();
+        watch.cancel();
         // Over RDMA alone each operation ends at once; with a fallback transport, all end with the
         // last one.
         if !behind {
@@ -336,9 +340,9 @@ fn unposted_messages_can_be_cancelled() {
 fn the_published_topology_names_only_used_devices() {
     let _fake = Fake::new();
     let runtime = runtime();
-    let told = Topology::parse(r#"{"cpu:0": [["gone0", "fake0"], ["gone1"]]}"#).unwrap();
-    let node = node(&runtime, RdmaConfig { topology: Some(told), ..RdmaConfig::default() });
-    let mut desc = SegmentDesc::new("told");
+    let topology = Topology::parse(r#"{"cpu:0": [["gone0", "fake0"], ["gone1"]]}"#).unwrap();
+    let node = node(&runtime, RdmaConfig { topology: Some(topology), ..RdmaConfig::default() });
+    let mut desc = SegmentDesc::new("test");
     node.describe(&mut desc);
     assert_eq!(desc.extra["priority_matrix"], serde_json::json!({"cpu:0": [["fake0"], []]}));
     assert_eq!(desc.extra["devices"].as_array().unwrap().len(), 1);
@@ -347,13 +351,13 @@ fn the_published_topology_names_only_used_devices() {
 #[test]
 fn a_device_that_refuses_requests_is_an_error_and_no_hang() {
     let fake = Fake::new();
-    let alone = LoopbackNode::new();
+    let loopback = LoopbackNode::new();
     fake.state().posting_works = false;
-    let error = alone.read().wait().0.unwrap_err();
+    let error = loopback.read().wait().0.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     assert!(error.to_string().contains("repeatedly"), "{error}");
     fake.state().posting_works = true;
-    let ticket = alone.read();
+    let ticket = loopback.read();
     eventually("the device accepts them again", || fake.state().posted == 1);
     fake.event(FATAL);
     ticket.wait().0.unwrap_err();
@@ -362,18 +366,18 @@ fn a_device_that_refuses_requests_is_an_error_and_no_hang() {
 #[test]
 fn everything_is_released() {
     let fake = Fake::new();
-    let before = held();
+    let before = object_counts();
     {
-        let alone = LoopbackNode::new();
-        let ticket = alone.read();
+        let loopback = LoopbackNode::new();
+        let ticket = loopback.read();
         eventually("it is posted", || fake.state().posted == 1);
-        alone.node.close();
+        loopback.node.close();
         ticket.wait().0.unwrap_err();
     }
     let state = fake.state();
     assert_eq!(state.registered.len(), state.deregistered);
-    assert_eq!(state.pairs_made, state.pairs_destroyed);
-    assert_eq!(held(), before);
+    assert_eq!(state.pairs_created, state.pairs_destroyed);
+    assert_eq!(object_counts(), before);
 }
 
 #[test]
@@ -390,16 +394,16 @@ fn memory_of_a_dma_buf_is_registered_by_its_descriptor() {
     let listed = ListedDmaBuf::new(span, file.into(), 1 << 20).unwrap();
     // SAFETY: `memory` outlives the registration.
     let registration = unsafe { node.register(span, Access::Remote) }.unwrap();
-    let asked = fake.state().registered.clone();
-    let wanted: Vec<_> = (0..3u64)
-        .map(|i| Asked {
+    let registrations = fake.state().registered.clone();
+    let expected: Vec<_> = (0..3u64)
+        .map(|i| FakeRegistration {
             buffer: Some((fd, (1 << 20) + i * 4096)),
             addr: span.addr() + i * 4096,
             len: 4096,
             access: REMOTE | RELAXED,
         })
         .collect();
-    assert_eq!(asked, wanted);
+    assert_eq!(registrations, expected);
     assert_eq!(registration.local_key(0, span.addr() + 5000), Some(2));
     drop(registration);
     assert_eq!(fake.state().deregistered, 3);
@@ -433,7 +437,7 @@ fn devices_register_memory_at_the_same_time() {
     let memory = HostMemory::new(4096).unwrap();
     // Counted from the first on. A registration that waited for the end of the other would be
     // refused.
-    fake.state().registers_together = 2;
+    fake.state().awaited_registrations = 2;
     // SAFETY: `memory` outlives the registration.
     let registered = unsafe { Registration::new(&domains, memory.span(), Access::Remote, (0, true), 1) };
     drop(registered.unwrap());

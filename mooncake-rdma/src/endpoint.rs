@@ -4,13 +4,13 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use crate::flow::{Ended, Flow, Message};
 use crate::message::Connection;
 use crate::nic;
-use crate::peer::About;
+use crate::peer::PeerDescriptor;
 use crate::registration::Registration;
 use crate::sieve::Evictable;
 use crate::sync::Mutex;
@@ -33,16 +33,21 @@ pub struct RdmaPeer {
 
 impl fmt::Debug for RdmaPeer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "RdmaPeer({:?}, {} regions)", self.shared.about.server, self.shared.about.regions.len())
+        write!(
+            f,
+            "RdmaPeer({:?}, {} regions)",
+            self.shared.descriptor.server,
+            self.shared.descriptor.regions.len()
+        )
     }
 }
 
 /// State of a peer.
 pub(crate) struct Peer {
-    pub(crate) about: About,
+    pub(crate) descriptor: PeerDescriptor,
     /// Rails by local device, then by the peer's device.
     pub(crate) rails: Vec<Vec<Arc<Rail>>>,
-    pub(crate) turn: AtomicUsize,
+    pub(crate) round_robin: AtomicUsize,
     /// Node that created the peer.
     pub(crate) owner: u64,
 }
@@ -55,7 +60,7 @@ pub(crate) struct Rail {
     /// Instance of the process that has the device, if it publishes one.
     pub(crate) instance: Option<Instance>,
     pub(crate) at: Mutex<HostPort>,
-    pub(crate) paused: AtomicU64,
+    pub(crate) paused_until: AtomicU64,
     /// End of the pause after a failed connection attempt.
     pub(crate) closed_until: AtomicU64,
     pub(crate) current: Mutex<Option<Arc<Endpoint>>>,
@@ -68,8 +73,8 @@ impl Rail {
     }
 
     /// Returns the end of the pause.
-    pub(crate) fn paused(&self) -> Moment {
-        Moment(self.paused.load(Ordering::Relaxed))
+    pub(crate) fn paused_until(&self) -> Moment {
+        Moment(self.paused_until.load(Ordering::Relaxed))
     }
 }
 
@@ -112,9 +117,9 @@ impl Message for Piece {
 
 impl Piece {
     /// Ends a piece that the caller has cancelled.
-    pub(crate) fn give_back(self) {
+    pub(crate) fn finish_cancelled(self) {
         match self.begun {
-            false => self.done.give_back(),
+            false => self.done.finish_cancelled(),
             true => self.done.finish(Err(Error::new(
                 ErrorCode::TransferFail,
                 "cancelled by the caller after its connection had failed",
@@ -131,12 +136,15 @@ impl Piece {
 }
 
 pub(crate) struct Endpoint {
-    me: Weak<Endpoint>,
+    weak_self: Weak<Endpoint>,
     pub(crate) id: u32,
     pub(crate) nic: Arc<Nic>,
     pub(crate) rail: Arc<Rail>,
-    /// True if the endpoint was used since [`Sieve`](crate::sieve::Sieve) last looked.
-    pub(crate) used: AtomicBool,
+    /// Bits of those that have not looked at the endpoint since its last use: [`USED_FOR_SIEVE`]
+    /// and [`USED_FOR_CHECK`].
+    used: AtomicU8,
+    /// Number of consecutive checks that the peer has not answered.
+    pub(crate) unanswered_checks: AtomicU8,
     /// Lock held while the pairs are being connected, which may take a while; never held together
     /// with that of another endpoint.
     setup: Mutex<()>,
@@ -147,18 +155,18 @@ struct EndpointState {
     phase: Phase,
     /// Queue pairs, `None` once destroyed.
     pairs: Option<Arc<Vec<QueuePair>>>,
-    theirs: Vec<u32>,
+    peer_pairs: Vec<u32>,
     flow: Flow<Piece>,
     posting: Posting,
     /// True if the device refuses to destroy the pairs.
-    stuck: bool,
+    destroy_failed: bool,
 }
 
 /// Outcome of an attempt to destroy a connection.
 pub(crate) enum Teardown {
     /// Destroyed: nothing of the connection touches memory any more. Holds the pieces that were
     /// still in flight.
-    Gone(Vec<Piece>),
+    Destroyed(Vec<Piece>),
     /// Busy: try again later.
     Busy,
     /// Refused by the device, which may still touch the memory of requests in flight: try again
@@ -185,7 +193,7 @@ pub(crate) enum Setup {
     /// Connected now.
     Connected,
     /// Already connected to these queue pairs.
-    Known,
+    AlreadyConnected,
     /// Connected to other pairs, or retired: this connection is obsolete.
     Different,
 }
@@ -205,7 +213,7 @@ pub(crate) struct Due {
 #[derive(Default)]
 pub(crate) struct Scratch {
     pub(crate) ended: Vec<Ended<Piece>>,
-    pub(crate) late: Vec<Piece>,
+    pub(crate) expired: Vec<Piece>,
 }
 
 impl Evictable for Endpoint {
@@ -218,31 +226,46 @@ impl Evictable for Endpoint {
     }
 
     fn take_used(&self) -> bool {
-        self.used.swap(false, Ordering::Relaxed)
+        self.take_use(USED_FOR_SIEVE)
     }
 }
 
+/// Bit of a use that [`Sieve`](crate::sieve::Sieve) has not seen.
+const USED_FOR_SIEVE: u8 = 1;
+/// Bit of a use that the check of idle connections has not seen.
+const USED_FOR_CHECK: u8 = 2;
+
 impl Endpoint {
+    fn take_use(&self, bit: u8) -> bool {
+        self.used.fetch_and(!bit, Ordering::Relaxed) & bit != 0
+    }
+
+    /// Returns whether the connection is open and idle, and was not used since the last call.
+    pub(crate) fn is_due_for_check(&self) -> bool {
+        !self.take_use(USED_FOR_CHECK) && self.phase() == Phase::Open && self.is_idle()
+    }
+
     pub(crate) fn new(id: u32, nic: &Arc<Nic>, rail: &Arc<Rail>, config: &RdmaConfig) -> Result<Arc<Self>> {
         let sizes = nic.sizes(config);
         let pairs = (0..config.pairs)
             .map(|_| QueuePair::new(&nic.domain, &nic.queue, sizes))
             .collect::<Result<Vec<_>>>()?;
-        let room = sizes.requests as usize;
+        let max_in_flight = sizes.requests as usize;
         let state = EndpointState {
             phase: Phase::Connecting,
-            flow: Flow::new(pairs.len(), room, config.max_waiting),
+            flow: Flow::new(pairs.len(), max_in_flight, config.max_waiting),
             pairs: Some(Arc::new(pairs)),
-            theirs: Vec::new(),
-            posting: Posting::with_capacity(room),
-            stuck: false,
+            peer_pairs: Vec::new(),
+            posting: Posting::with_capacity(max_in_flight),
+            destroy_failed: false,
         };
-        Ok(Arc::new_cyclic(|me| Self {
-            me: me.clone(),
+        Ok(Arc::new_cyclic(|weak_self| Self {
+            weak_self: weak_self.clone(),
             id,
             nic: nic.clone(),
             rail: rail.clone(),
-            used: AtomicBool::new(false),
+            used: AtomicU8::new(0),
+            unanswered_checks: AtomicU8::new(0),
             setup: Mutex::new(()),
             state: Mutex::new(state),
         }))
@@ -263,20 +286,20 @@ impl Endpoint {
     }
 
     /// Returns whether the connection is to these pairs of the peer.
-    pub(crate) fn is_connected_to(&self, theirs: &[u32]) -> bool {
-        self.state.lock().theirs == theirs
+    pub(crate) fn is_connected_to(&self, peer_pairs: &[u32]) -> bool {
+        self.state.lock().peer_pairs == peer_pairs
     }
 
     /// Connects the local pairs to those of a message, unless they are already connected. Blocks as
     /// long as the route lookup takes.
     pub(crate) fn set_up(&self, config: &RdmaConfig, with: &Connection, then: Phase) -> Result<Setup> {
-        let _alone = self.setup.lock();
+        let _guard = self.setup.lock();
         let pairs = {
             let state = self.state.lock();
             match (state.phase, &state.pairs) {
                 (Phase::Connecting, Some(pairs)) => pairs.clone(),
-                (Phase::Waiting(_) | Phase::Open, _) if state.theirs == with.pairs => {
-                    return Ok(Setup::Known);
+                (Phase::Waiting(_) | Phase::Open, _) if state.peer_pairs == with.pairs => {
+                    return Ok(Setup::AlreadyConnected);
                 }
                 _ => return Ok(Setup::Different),
             }
@@ -302,7 +325,7 @@ impl Endpoint {
         if state.phase != Phase::Connecting {
             return Ok(Setup::Different);
         }
-        state.theirs.clone_from(&with.pairs);
+        state.peer_pairs.clone_from(&with.pairs);
         state.phase = then;
         if let Phase::Waiting(until) = then {
             self.nic.wake_by(until);
@@ -317,7 +340,7 @@ impl Endpoint {
     /// Returns an error if posting the waiting messages failed.
     pub(crate) fn open(&self) -> Result<()> {
         let mut state = self.state.lock();
-        if matches!(state.phase, Phase::Waiting(_) | Phase::Connecting) && !state.theirs.is_empty() {
+        if matches!(state.phase, Phase::Waiting(_) | Phase::Connecting) && !state.peer_pairs.is_empty() {
             state.phase = Phase::Open;
         }
         self.fill(&mut state)
@@ -330,7 +353,7 @@ impl Endpoint {
     ///
     /// Returns an error if the connection has to be retired.
     pub(crate) fn send(&self, pieces: &mut Vec<Piece>, refused: &mut Vec<Piece>) -> Result<bool> {
-        self.used.store(true, Ordering::Relaxed);
+        self.used.store(USED_FOR_SIEVE | USED_FOR_CHECK, Ordering::Relaxed);
         let mut state = self.state.lock();
         if matches!(state.phase, Phase::Retired(_)) {
             return Ok(false);
@@ -352,12 +375,12 @@ impl Endpoint {
         let EndpointState { phase: Phase::Open, pairs: Some(pairs), flow, posting, .. } = state else {
             return Ok(());
         };
-        let starved = flow.fill(&self.nic.credits, |lane, requests| {
+        let starved = flow.fill(&self.nic.credits, |pair_index, requests| {
             posting.clear();
             for request in requests {
                 let piece = request.message;
                 posting.push(Request {
-                    id: request_id(self.id, lane, request.sequence),
+                    id: request_id(self.id, pair_index, request.sequence),
                     opcode: piece.opcode,
                     local: piece.local,
                     len: piece.len,
@@ -370,11 +393,11 @@ impl Endpoint {
             // SAFETY: pieces stay in the flow with their shares pending until their request has
             // completed or the pair is destroyed. Until then, the maker of the operation keeps its
             // bytes and registration, and grants no other code access to them.
-            unsafe { pairs[lane].post(posting) }
+            unsafe { pairs[pair_index].post(posting) }
         })?;
         if starved
-            && let Some(me) = self.me.upgrade()
-            && self.nic.starved.add(me, &self.nic.credits)
+            && let Some(this) = self.weak_self.upgrade()
+            && self.nic.starved.add(this, &self.nic.credits)
         {
             self.nic.wake();
         }
@@ -389,10 +412,10 @@ impl Endpoint {
     ) -> Result<bool> {
         let mut state = self.state.lock();
         let mut failed = false;
-        for one in list {
-            let (_, lane, sequence) = request_parts(one.id);
-            failed |= one.status != crate::verbs::Status::Done;
-            state.flow.completed(lane, sequence, one.status, &self.nic.credits, ended);
+        for completion in list {
+            let (_, pair_index, sequence) = request_parts(completion.id);
+            failed |= completion.status != crate::verbs::Status::Done;
+            state.flow.completed(pair_index, sequence, completion.status, &self.nic.credits, ended);
         }
         if !failed {
             self.fill(&mut state)?;
@@ -401,9 +424,9 @@ impl Endpoint {
     }
 
     /// Checks deadlines. Removes waiting messages that are late.
-    pub(crate) fn tick(&self, now: Moment, config: &RdmaConfig, late: &mut Vec<Piece>) -> Due {
+    pub(crate) fn tick(&self, now: Moment, config: &RdmaConfig, expired: &mut Vec<Piece>) -> Due {
         let mut state = self.state.lock();
-        let (next, sent_late) = state.flow.expire(now, late);
+        let (next, sent_expired) = state.flow.expire(now, expired);
         let mut due = Due { next, ..Due::default() };
         match state.phase {
             Phase::Retired(since) => {
@@ -412,7 +435,7 @@ impl Endpoint {
                 due.destroy = state.flow.in_flight() == 0 || now >= end || self.nic.is_lost();
                 due.next = Some(end);
             }
-            _ if sent_late => due.retire = Some(too_late()),
+            _ if sent_expired => due.retire = Some(deadline_error()),
             Phase::Waiting(until) if now >= until => {
                 due.retire = Some(Error::new(
                     ErrorCode::RpcTimeout,
@@ -437,7 +460,7 @@ impl Endpoint {
             state.phase = Phase::Retired(now);
             (state.pairs.clone(), state.flow.take_waiting())
         };
-        end(pairs.as_deref());
+        fail_pairs(pairs.as_deref());
         Some(waiting.into())
     }
 
@@ -452,7 +475,7 @@ impl Endpoint {
             state.phase = Phase::Retired(now);
             state.pairs.clone()
         };
-        end(pairs.as_deref());
+        fail_pairs(pairs.as_deref());
         true
     }
 
@@ -468,19 +491,19 @@ impl Endpoint {
                 return Teardown::Busy;
             }
         };
-        let mut left = Vec::new();
+        let mut remaining_pairs = Vec::new();
         for pair in pairs {
             let Err((pair, error)) = pair.destroy() else { continue };
-            left.push(pair);
-            if !std::mem::replace(&mut state.stuck, true) {
+            remaining_pairs.push(pair);
+            if !std::mem::replace(&mut state.destroy_failed, true) {
                 tracing::error!(%error, "cannot destroy queue pairs; their requests stay pending");
             }
         }
-        if !left.is_empty() && state.flow.in_flight() != 0 {
-            state.pairs = Some(Arc::new(left));
+        if !remaining_pairs.is_empty() && state.flow.in_flight() != 0 {
+            state.pairs = Some(Arc::new(remaining_pairs));
             return Teardown::Refused;
         }
-        Teardown::Gone(state.flow.take_sent(&self.nic.credits))
+        Teardown::Destroyed(state.flow.take_sent(&self.nic.credits))
     }
 
     /// Leaks pairs that the device refuses to destroy, and their requests in flight: these stay
@@ -495,12 +518,12 @@ impl Endpoint {
     /// Removes cancelled messages that were not posted.
     pub(crate) fn take_cancelled(&self) -> Vec<Piece> {
         let mut pieces = Vec::new();
-        self.state.lock().flow.take_if(|piece| piece.done.is_given_up(), &mut pieces);
+        self.state.lock().flow.take_if(|piece| piece.done.is_cancelled(), &mut pieces);
         pieces
     }
 
     pub(crate) fn has_waiting(&self) -> bool {
-        self.state.lock().flow.waits()
+        self.state.lock().flow.has_waiting()
     }
 }
 
@@ -510,7 +533,7 @@ impl fmt::Debug for Endpoint {
     }
 }
 
-fn end(pairs: Option<&Vec<QueuePair>>) {
+fn fail_pairs(pairs: Option<&Vec<QueuePair>>) {
     for pair in pairs.into_iter().flatten() {
         if let Err(error) = pair.fail() {
             // The device may be lost. Then the pair is destroyed when its timeout has passed.
@@ -520,8 +543,8 @@ fn end(pairs: Option<&Vec<QueuePair>>) {
 }
 
 /// Returns the id of a request: the connection, its pair, and the sequence number in the pair.
-fn request_id(endpoint: u32, lane: usize, sequence: u32) -> u64 {
-    u64::from(endpoint) << 32 | (lane as u64 & 0xff) << 24 | u64::from(sequence)
+fn request_id(endpoint: u32, pair_index: usize, sequence: u32) -> u64 {
+    u64::from(endpoint) << 32 | (pair_index as u64 & 0xff) << 24 | u64::from(sequence)
 }
 
 /// Returns the parts of a [`request_id`].
@@ -529,7 +552,7 @@ pub(crate) fn request_parts(id: u64) -> (u32, usize, u32) {
     ((id >> 32) as u32, (id >> 24 & 0xff) as usize, id as u32 & 0xff_ffff)
 }
 
-pub(crate) fn too_late() -> Error {
+pub(crate) fn deadline_error() -> Error {
     Error::new(ErrorCode::RpcTimeout, "the deadline passed before the transfer was complete")
 }
 

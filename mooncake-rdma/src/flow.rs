@@ -37,23 +37,24 @@ pub(crate) struct Ended<P> {
 /// Messages of one connection. Several queue pairs share the load.
 #[derive(Debug)]
 pub(crate) struct Flow<P> {
-    lanes: Vec<Lane<P>>,
+    pairs: Vec<PairRequests<P>>,
     waiting: VecDeque<P>,
     max_waiting: usize,
 }
 
+/// Posted requests of one queue pair.
 #[derive(Debug)]
-struct Lane<P> {
+struct PairRequests<P> {
     sent: VecDeque<P>,
     /// Sequence number of the first of them.
     first: u32,
-    room: usize,
+    max_in_flight: usize,
 }
 
 impl<P: Message> Flow<P> {
-    pub(crate) fn new(lanes: usize, room: usize, max_waiting: usize) -> Self {
-        let lane = || Lane { sent: VecDeque::with_capacity(room), first: 0, room };
-        Self { lanes: (0..lanes).map(|_| lane()).collect(), waiting: VecDeque::new(), max_waiting }
+    pub(crate) fn new(pairs: usize, max_in_flight: usize, max_waiting: usize) -> Self {
+        let pair = || PairRequests { sent: VecDeque::with_capacity(max_in_flight), first: 0, max_in_flight };
+        Self { pairs: (0..pairs).map(|_| pair()).collect(), waiting: VecDeque::new(), max_waiting }
     }
 
     /// Queues a message. Returns the message if too many wait.
@@ -73,23 +74,23 @@ impl<P: Message> Flow<P> {
         credits: &Credits,
         mut post: impl FnMut(usize, &mut dyn Iterator<Item = Sending<'_, P>>) -> Result<(), (usize, E)>,
     ) -> Result<bool, E> {
-        let lanes = self.lanes.len();
-        for index in 0..lanes {
-            let lane = &mut self.lanes[index];
-            let share = self.waiting.len().div_ceil(lanes - index);
-            let wanted = share.min(lane.room - lane.sent.len());
-            if wanted == 0 {
+        let pairs = self.pairs.len();
+        for index in 0..pairs {
+            let pair = &mut self.pairs[index];
+            let share = self.waiting.len().div_ceil(pairs - index);
+            let to_send = share.min(pair.max_in_flight - pair.sent.len());
+            if to_send == 0 {
                 continue;
             }
-            let n = credits.take(wanted);
+            let n = credits.take(to_send);
             if n == 0 {
                 return Ok(true);
             }
-            let before = lane.sent.len();
-            lane.sent.extend(self.waiting.drain(..n));
-            let quarter = u32::try_from(lane.room / 4).unwrap_or(1).max(1);
-            let first = lane.first;
-            let mut requests = lane.sent.range(before..).enumerate().map(|(i, message)| {
+            let before = pair.sent.len();
+            pair.sent.extend(self.waiting.drain(..n));
+            let quarter = u32::try_from(pair.max_in_flight / 4).unwrap_or(1).max(1);
+            let first = pair.first;
+            let mut requests = pair.sent.range(before..).enumerate().map(|(i, message)| {
                 let sequence = first.wrapping_add((before + i) as u32) & SEQUENCE;
                 // The last request is signalled for all. In a long row some more are, so that free
                 // slots become known.
@@ -98,12 +99,12 @@ impl<P: Message> Flow<P> {
             });
             let posted = post(index, &mut requests);
             drop(requests);
-            if let Err((taken, error)) = posted {
-                let lane = &mut self.lanes[index];
-                for message in lane.sent.drain(before + taken.min(n)..).rev() {
+            if let Err((accepted, error)) = posted {
+                let pair = &mut self.pairs[index];
+                for message in pair.sent.drain(before + accepted.min(n)..).rev() {
                     self.waiting.push_front(message);
                 }
-                credits.give(n - taken.min(n));
+                credits.release(n - accepted.min(n));
                 return Err(error);
             }
         }
@@ -114,36 +115,36 @@ impl<P: Message> Flow<P> {
     /// which are done.
     pub(crate) fn completed(
         &mut self,
-        lane: usize,
+        pair: usize,
         sequence: u32,
         status: Status,
         credits: &Credits,
         into: &mut Vec<Ended<P>>,
     ) {
-        let Some(lane) = self.lanes.get_mut(lane) else { return };
-        let position = (sequence.wrapping_sub(lane.first) & SEQUENCE) as usize;
+        let Some(pair) = self.pairs.get_mut(pair) else { return };
+        let position = (sequence.wrapping_sub(pair.first) & SEQUENCE) as usize;
         // Completion of an earlier use, or a duplicate: it stands for nothing.
-        if position >= lane.sent.len() {
+        if position >= pair.sent.len() {
             return;
         }
         let n = position + 1;
-        lane.first = lane.first.wrapping_add(n as u32) & SEQUENCE;
-        into.extend(lane.sent.drain(..n).enumerate().map(|(i, message)| Ended {
+        pair.first = pair.first.wrapping_add(n as u32) & SEQUENCE;
+        into.extend(pair.sent.drain(..n).enumerate().map(|(i, message)| Ended {
             message,
             status: if i == position { status } else { Status::Done },
         }));
-        credits.give(n);
+        credits.release(n);
     }
 
     /// Removes waiting messages that are late. Returns the next deadline, and whether a message in
     /// flight is late already.
-    pub(crate) fn expire(&mut self, now: Moment, late: &mut Vec<P>) -> (Option<Moment>, bool) {
-        let is_late = |message: &P| message.deadline().is_some_and(|at| now >= at);
-        self.take_if(is_late, late);
-        let sent = || self.lanes.iter().flat_map(|lane| &lane.sent);
+    pub(crate) fn expire(&mut self, now: Moment, expired: &mut Vec<P>) -> (Option<Moment>, bool) {
+        let is_expired = |message: &P| message.deadline().is_some_and(|at| now >= at);
+        self.take_if(is_expired, expired);
+        let sent = || self.pairs.iter().flat_map(|pair| &pair.sent);
         let next =
             self.waiting.iter().chain(sent()).filter_map(Message::deadline).filter(|at| *at > now).min();
-        (next, sent().any(is_late))
+        (next, sent().any(is_expired))
     }
 
     /// Removes the waiting messages for which `is` returns true. The rest stays in order.
@@ -164,21 +165,21 @@ impl<P: Message> Flow<P> {
 
     /// Removes all messages in flight. Only for destroyed queue pairs.
     pub(crate) fn take_sent(&mut self, credits: &Credits) -> Vec<P> {
-        let sent: Vec<P> = self.lanes.iter_mut().flat_map(|lane| lane.sent.drain(..)).collect();
-        credits.give(sent.len());
+        let sent: Vec<P> = self.pairs.iter_mut().flat_map(|pair| pair.sent.drain(..)).collect();
+        credits.release(sent.len());
         sent
     }
 
     pub(crate) fn in_flight(&self) -> usize {
-        self.lanes.iter().map(|lane| lane.sent.len()).sum()
+        self.pairs.iter().map(|pair| pair.sent.len()).sum()
     }
 
-    pub(crate) fn waits(&self) -> bool {
+    pub(crate) fn has_waiting(&self) -> bool {
         !self.waiting.is_empty()
     }
 
     pub(crate) fn is_idle(&self) -> bool {
-        !self.waits() && self.in_flight() == 0
+        !self.has_waiting() && self.in_flight() == 0
     }
 }
 
@@ -201,20 +202,20 @@ mod tests {
     /// Queue pair and its completion queue, as a device keeps them.
     #[derive(Default)]
     struct Device {
-        /// Posted and pending requests per lane: number and whether they are signalled.
+        /// Posted and pending requests per queue pair: number and whether they are signalled.
         queues: Vec<VecDeque<(u32, bool)>>,
         failed: Vec<bool>,
         completions: VecDeque<(usize, u32, Status)>,
     }
 
     impl Device {
-        fn new(lanes: usize) -> Self {
-            Self { queues: vec![VecDeque::new(); lanes], failed: vec![false; lanes], ..Self::default() }
+        fn new(pairs: usize) -> Self {
+            Self { queues: vec![VecDeque::new(); pairs], failed: vec![false; pairs], ..Self::default() }
         }
 
         fn post(
             &mut self,
-            lane: usize,
+            pair: usize,
             requests: &mut dyn Iterator<Item = Sending<'_, Item>>,
             refuse_after: usize,
         ) -> Result<(), (usize, ())> {
@@ -222,23 +223,23 @@ mod tests {
                 if i == refuse_after {
                     return Err((i, ()));
                 }
-                self.queues[lane].push_back((request.sequence, request.signalled));
+                self.queues[pair].push_back((request.sequence, request.signalled));
             }
             Ok(())
         }
 
-        /// Completes the first request of a lane. Once one failed, all that follow are flushed; a
-        /// failed request always reports.
-        fn step(&mut self, lane: usize, fail: bool) {
-            let Some((sequence, signalled)) = self.queues[lane].pop_front() else { return };
-            let status = match (self.failed[lane], fail) {
+        /// Completes the first request of a queue pair. Once one failed, all that follow are
+        /// flushed; a failed request always reports.
+        fn step(&mut self, pair: usize, fail: bool) {
+            let Some((sequence, signalled)) = self.queues[pair].pop_front() else { return };
+            let status = match (self.failed[pair], fail) {
                 (true, _) => Status::Flushed,
                 (false, true) => Status::Unanswered,
                 (false, false) => Status::Done,
             };
-            self.failed[lane] |= fail;
+            self.failed[pair] |= fail;
             if signalled || status != Status::Done {
-                self.completions.push_back((lane, sequence, status));
+                self.completions.push_back((pair, sequence, status));
             }
         }
     }
@@ -254,7 +255,7 @@ mod tests {
         let (credits, mut device) = (Credits::new(100), Device::new(1));
         let mut flow = Flow::new(1, 40, 100);
         items(&mut flow, 0..25);
-        assert!(!flow.fill(&credits, |lane, requests| device.post(lane, requests, 99)).unwrap());
+        assert!(!flow.fill(&credits, |pair, requests| device.post(pair, requests, 99)).unwrap());
         let reporting = device.queues[0].iter().filter(|(_, signalled)| *signalled).count();
         assert!(reporting <= 4, "{reporting} of 25 requests are signalled");
         assert_eq!((flow.in_flight(), credits.free()), (25, 75));
@@ -272,10 +273,10 @@ mod tests {
         let mut flow = Flow::new(2, 8, 16);
         items(&mut flow, 0..16);
         assert_eq!(flow.push(Item(16, None)), Err(Item(16, None)));
-        let starved = flow.fill(&credits, |lane, requests| device.post(lane, requests, 99)).unwrap();
+        let starved = flow.fill(&credits, |pair, requests| device.post(pair, requests, 99)).unwrap();
         assert_eq!((device.queues[0].len(), device.queues[1].len(), credits.free()), (8, 4, 0));
         assert!(!starved, "the rest waits for the queue pairs as well");
-        assert!(flow.fill(&credits, |lane, requests| device.post(lane, requests, 99)).unwrap());
+        assert!(flow.fill(&credits, |pair, requests| device.post(pair, requests, 99)).unwrap());
     }
 
     #[test]
@@ -283,7 +284,7 @@ mod tests {
         let (credits, mut device) = (Credits::new(100), Device::new(1));
         let mut flow = Flow::new(1, 50, 100);
         items(&mut flow, 0..10);
-        flow.fill(&credits, |lane, requests| device.post(lane, requests, 3)).unwrap_err();
+        flow.fill(&credits, |pair, requests| device.post(pair, requests, 3)).unwrap_err();
         assert_eq!((flow.in_flight(), credits.free()), (3, 97));
         let waiting: Vec<u64> = flow.take_waiting().iter().map(|item| item.0).collect();
         assert_eq!(waiting, (3..10).collect::<Vec<_>>());
@@ -297,16 +298,16 @@ mod tests {
         for (i, deadline) in [Some(at(5)), None, Some(at(3)), Some(at(9))].into_iter().enumerate() {
             flow.push(Item(i as u64, deadline)).unwrap();
         }
-        let mut late = Vec::new();
-        assert_eq!(flow.expire(at(1), &mut late), (Some(at(3)), false));
+        let mut expired = Vec::new();
+        assert_eq!(flow.expire(at(1), &mut expired), (Some(at(3)), false));
         let credits = Credits::new(9);
         flow.fill(&credits, |_, requests| {
             requests.count();
             Ok::<(), (usize, ())>(())
         })
         .unwrap();
-        assert_eq!(flow.expire(at(6), &mut late), (Some(at(9)), true), "the first is in flight, and late");
-        assert_eq!(late, [Item(2, Some(at(3)))]);
+        assert_eq!(flow.expire(at(6), &mut expired), (Some(at(9)), true), "the first is in flight, and late");
+        assert_eq!(expired, [Item(2, Some(at(3)))]);
         let order: Vec<u64> = flow.take_waiting().iter().map(|item| item.0).collect();
         assert_eq!(order, [1, 3]);
     }
@@ -315,17 +316,17 @@ mod tests {
         #![proptest_config(ProptestConfig { cases: 128, failure_persistence: None, ..Default::default() })]
 
         /// In any sequence of posts, refusals, completions and failures, each message ends once, in
-        /// the order of its lane, with the status of the device, and every credit comes back.
+        /// the order of its queue pair, with the status of the device, and every credit comes back.
         #[test]
-        fn nothing_is_lost_or_doubled(seed: u64, lanes in 1usize..4, room in 1usize..20, total in 1usize..40) {
+        fn nothing_is_lost_or_doubled(seed: u64, pairs in 1usize..4, max_in_flight in 1usize..20, total in 1usize..40) {
             let mut rng = Rng::seeded(seed);
             let credits = Credits::new(total);
-            let mut device = Device::new(lanes);
-            let mut flow = Flow::new(lanes, room, 50);
+            let mut device = Device::new(pairs);
+            let mut flow = Flow::new(pairs, max_in_flight, 50);
             let (mut next, mut refused, mut ended) = (0u64, false, Vec::new());
             // Begins near the end of the sequence, so that numbers wrap.
-            for lane in &mut flow.lanes {
-                lane.first = SEQUENCE - 5;
+            for pair in &mut flow.pairs {
+                pair.first = SEQUENCE - 5;
             }
             for _ in 0..400 {
                 match rng.below(6) {
@@ -335,24 +336,24 @@ mod tests {
                     },
                     2 => {
                         let refuse = if rng.below(10) == 0 { rng.below(3) as usize } else { usize::MAX };
-                        refused |= flow.fill(&credits, |lane, requests| device.post(lane, requests, refuse)).is_err();
+                        refused |= flow.fill(&credits, |pair, requests| device.post(pair, requests, refuse)).is_err();
                     }
-                    3 | 4 => device.step(rng.below(lanes as u64) as usize, rng.below(50) == 0),
-                    _ => if let Some((lane, sequence, status)) = device.completions.pop_front() {
-                        flow.completed(lane, sequence, status, &credits, &mut ended);
+                    3 | 4 => device.step(rng.below(pairs as u64) as usize, rng.below(50) == 0),
+                    _ => if let Some((pair, sequence, status)) = device.completions.pop_front() {
+                        flow.completed(pair, sequence, status, &credits, &mut ended);
                     }
                 }
-                prop_assert!(flow.lanes.iter().all(|lane| lane.sent.len() <= room));
+                prop_assert!(flow.pairs.iter().all(|pair| pair.sent.len() <= max_in_flight));
                 prop_assert_eq!(credits.free() + flow.in_flight(), total);
                 prop_assert!(device.completions.len() <= total, "the completion queue would overflow");
             }
             // At the end, the connection is closed, which flushes all requests.
-            for lane in 0..lanes {
-                device.step(lane, true);
-                while !device.queues[lane].is_empty() { device.step(lane, false); }
+            for pair in 0..pairs {
+                device.step(pair, true);
+                while !device.queues[pair].is_empty() { device.step(pair, false); }
             }
-            while let Some((lane, sequence, status)) = device.completions.pop_front() {
-                flow.completed(lane, sequence, status, &credits, &mut ended);
+            while let Some((pair, sequence, status)) = device.completions.pop_front() {
+                flow.completed(pair, sequence, status, &credits, &mut ended);
             }
             // Only requests without a completion after a refused posting stay, until the pair is
             // destroyed.

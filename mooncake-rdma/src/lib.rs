@@ -2,6 +2,9 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![deny(unsafe_code)]
 
+mod departed;
+#[cfg(test)]
+mod departed_tests;
 #[cfg(test)]
 #[allow(unsafe_code)]
 mod device_fault_tests;

@@ -41,8 +41,8 @@ const PEER_INSTANCE_KEY: &str = "rdma_peer_instance";
 
 impl Connection {
     /// Creates a refusal with its reason.
-    pub fn refused(why: impl Into<String>) -> Self {
-        Self { refusal: why.into(), ..Self::default() }
+    pub fn refused(reason: impl Into<String>) -> Self {
+        Self { refusal: reason.into(), ..Self::default() }
     }
 
     /// Returns the JSON form.
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn faulty_keys_are_named() {
+    fn malformed_connection_error_states_cause() {
         for (value, word) in [
             (json!([]), "object"),
             (json!({"local_lid": 65536}), "range"),

@@ -36,7 +36,7 @@ pub(crate) struct Nic<C> {
     pub(crate) starved: Starved<Arc<C>>,
     /// Time of the poller's next look at the clock. Earlier deadlines wake the poller.
     alarm: Alarm,
-    bell: OwnedFd,
+    wake_event: OwnedFd,
 }
 
 struct PortState {
@@ -62,7 +62,7 @@ impl<C> Nic<C> {
         let domain = Domain::new(&device)?;
         let entries = config.completions.min(limits.completions);
         let queue = CompletionQueue::new(&device, entries)?;
-        let bell = rustix::event::eventfd(
+        let wake_event = rustix::event::eventfd(
             0,
             rustix::event::EventfdFlags::NONBLOCK | rustix::event::EventfdFlags::CLOEXEC,
         )
@@ -83,7 +83,7 @@ impl<C> Nic<C> {
             order: Mutex::default(),
             starved: Starved::new(),
             alarm: Alarm::new(),
-            bell,
+            wake_event,
         }))
     }
 
@@ -143,7 +143,7 @@ impl<C> Nic<C> {
     }
 
     /// Returns the length of the longest message in bytes.
-    pub(crate) fn longest(&self) -> usize {
+    pub(crate) fn max_message_bytes(&self) -> usize {
         (self.port.lock().port.message_bytes as usize).max(1)
     }
 
@@ -183,19 +183,19 @@ impl<C> Nic<C> {
     /// Makes the poller look at the clock by then.
     pub(crate) fn wake_by(&self, at: Moment) {
         if self.alarm.set(at.0) {
-            self.ring();
+            self.signal_wake_event();
         }
     }
 
     /// Makes the poller look now.
     pub(crate) fn wake(&self) {
         self.alarm.set(0);
-        self.ring();
+        self.signal_wake_event();
     }
 
-    fn ring(&self) {
-        // The write fails if the bell has already rung.
-        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+    fn signal_wake_event(&self) {
+        // The write fails if the event is already signalled.
+        let _ = rustix::io::write(&self.wake_event, &1u64.to_ne_bytes());
     }
 
     /// Returns the time of the poller's next look at the clock.
@@ -205,12 +205,12 @@ impl<C> Nic<C> {
 
     /// Clears the planned look. The poller calls this before it looks, so that later plans count as
     /// new.
-    pub(crate) fn plan_nothing(&self) {
+    pub(crate) fn clear_plan(&self) {
         self.alarm.clear();
     }
 
-    pub(crate) fn bell(&self) -> &OwnedFd {
-        &self.bell
+    pub(crate) fn wake_event(&self) -> &OwnedFd {
+        &self.wake_event
     }
 }
 
@@ -240,8 +240,8 @@ fn interface(number: u32) -> Option<String> {
     netdevice::index_to_name(&any, number).ok()
 }
 
-fn unusable(name: &str, why: String) -> Error {
-    Error::new(ErrorCode::TransferFail, format!("RDMA device {name:?}: {why}"))
+fn unusable(name: &str, reason: String) -> Error {
+    Error::new(ErrorCode::TransferFail, format!("RDMA device {name:?}: {reason}"))
 }
 
 impl<C> fmt::Debug for Nic<C> {

@@ -15,10 +15,10 @@ use serde_json::Value;
 use tokio::runtime::Handle;
 use tracing::{debug, warn};
 
-use crate::endpoint::{Endpoint, Nic, Peer, Phase, Piece, Rail, Rails, Setup, Teardown, too_late};
+use crate::endpoint::{Endpoint, Nic, Peer, Phase, Piece, Rail, Rails, Setup, Teardown, deadline_error};
 use crate::flow::Ended;
 use crate::message::Connection;
-use crate::peer::About;
+use crate::peer::PeerDescriptor;
 use crate::rails::{self, RailCandidate};
 use crate::sync::{Mutex, RwLock};
 use crate::verbs::{Status, device_names};
@@ -33,13 +33,15 @@ pub(crate) struct Node {
     pub(crate) nics: Vec<Arc<Nic>>,
     /// Identity of this node, which its peers expect.
     pub(crate) instance: Instance,
-    runtime: Handle,
+    pub(crate) runtime: Handle,
     /// Prefix of the paths of the local devices.
     server: RwLock<String>,
-    rails: Mutex<Rails>,
+    pub(crate) rails: Mutex<Rails>,
+    /// True while idle connections are checked.
+    pub(crate) is_checking: AtomicBool,
     pub(crate) closed: AtomicBool,
     next_endpoint: AtomicU32,
-    making: Mutex<()>,
+    creation_lock: Mutex<()>,
 }
 
 impl Node {
@@ -60,50 +62,54 @@ impl Node {
             instance: Instance::draw(),
             runtime: runtime.clone(),
             rails: Mutex::default(),
+            is_checking: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             next_endpoint: AtomicU32::new(1),
-            making: Mutex::new(()),
+            creation_lock: Mutex::new(()),
         }))
     }
 
     /// Learns the name of this node from its descriptor. Returns the name to publish, which is
     /// empty if it is the name of the segment.
     pub(crate) fn learn_name(&self, desc: &SegmentDesc) -> String {
-        let own = &self.config.server_name;
-        let known = match own.is_empty() {
+        let configured_name = &self.config.server_name;
+        let name = match configured_name.is_empty() {
             true => desc.name.clone(),
             false => {
                 let port = desc.handshake.as_ref().map(|at| at.port);
-                HostPort::parse(own, port.unwrap_or_else(|| HostPort::parse(&desc.name, DEFAULT_PORT).port))
-                    .to_string()
+                HostPort::parse(
+                    configured_name,
+                    port.unwrap_or_else(|| HostPort::parse(&desc.name, DEFAULT_PORT).port),
+                )
+                .to_string()
             }
         };
-        if *self.server.read() != known {
-            self.server.write().clone_from(&known);
+        if *self.server.read() != name {
+            self.server.write().clone_from(&name);
         }
-        if own.is_empty() { String::new() } else { known }
+        if configured_name.is_empty() { String::new() } else { name }
     }
 
-    fn own_path(&self, nic: &Nic) -> String {
+    pub(crate) fn own_path(&self, nic: &Nic) -> String {
         format!("{}@{}", self.server.read(), nic.name)
     }
 
     /// Returns the rails to a peer, from each local device to each of its devices.
-    pub(crate) fn peer(&self, about: About) -> Peer {
+    pub(crate) fn peer(&self, descriptor: PeerDescriptor) -> Peer {
         let mut rails = self.rails.lock();
         // No peer refers to the other rails any more, and they have no connection.
         rails.retain(|_, rail| Arc::strong_count(rail) > 1);
-        let ways = |nic: &Arc<Nic>| {
+        let rails_of = |nic: &Arc<Nic>| {
             let one = |device: &String| {
-                let path = format!("{}@{device}", about.server);
-                let rail = rail(&mut rails, nic.index, &path, about.instance, &about.at);
-                *rail.at.lock() = about.at.clone();
+                let path = format!("{}@{device}", descriptor.server);
+                let rail = rail(&mut rails, nic.index, &path, descriptor.instance, &descriptor.at);
+                *rail.at.lock() = descriptor.at.clone();
                 rail
             };
-            about.devices.iter().map(one).collect()
+            descriptor.devices.iter().map(one).collect()
         };
-        let rails = self.nics.iter().map(ways).collect();
-        Peer { rails, turn: AtomicUsize::new(0), owner: self.id, about }
+        let rails = self.nics.iter().map(rails_of).collect();
+        Peer { rails, round_robin: AtomicUsize::new(0), owner: self.id, descriptor }
     }
 
     /// Returns the best rail to a peer now, for memory of that NUMA node.
@@ -113,23 +119,23 @@ impl Node {
         node: Option<u32>,
         local: Option<usize>,
         now: Moment,
-        turn: usize,
+        round_robin: usize,
         avoid: Option<(usize, usize)>,
     ) -> Option<RailCandidate> {
-        let near = |nic: &Nic| node.is_none() || nic.node.is_none() || nic.node == node;
-        let ways =
+        let numa_local = |nic: &Nic| node.is_none() || nic.node.is_none() || nic.node == node;
+        let candidates =
             self.nics.iter().filter(|nic| local.is_none_or(|local| nic.index == local)).flat_map(|nic| {
-                let (up, near) = (nic.is_up(), near(nic));
+                let (up, numa_local) = (nic.is_up(), numa_local(nic));
                 peer.rails[nic.index].iter().enumerate().map(move |(remote, rail)| RailCandidate {
                     local: nic.index,
                     remote,
                     up,
-                    near,
-                    twin: self.config.are_partners(&nic.name, &peer.about.devices[remote]),
-                    paused: rail.paused(),
+                    numa_local,
+                    preferred: self.config.are_partners(&nic.name, &peer.descriptor.devices[remote]),
+                    paused_until: rail.paused_until(),
                 })
             });
-        rails::best(ways, now, turn, avoid)
+        rails::best(candidates, now, round_robin, avoid)
     }
 
     /// Passes messages to the connection of a rail, and creates the connection if there is none.
@@ -140,15 +146,15 @@ impl Node {
                 Ok(endpoint) => endpoint,
                 // The device was lost after the rail was chosen. That does not count as a retry.
                 Err(error) if self.nics[rail.nic].is_lost() => {
-                    return pieces.drain(..).for_each(|piece| self.moved(piece, &error));
+                    return pieces.drain(..).for_each(|piece| self.resend_flushed(piece, &error));
                 }
                 Err(error) => {
                     return pieces.drain(..).for_each(|piece| piece.done.finish(Err(error.clone())));
                 }
             };
-            let soonest = pieces.iter().filter_map(|piece| piece.done.deadline()).min();
+            let earliest_deadline = pieces.iter().filter_map(|piece| piece.done.deadline()).min();
             let sent = endpoint.send(pieces, &mut refused);
-            if let Some(at) = soonest {
+            if let Some(at) = earliest_deadline {
                 endpoint.nic.wake_by(at);
             }
             if let Err(error) = &sent {
@@ -159,11 +165,11 @@ impl Node {
             }
         }
         for piece in pieces.drain(..) {
-            let why = Error::new(
+            let reason = Error::new(
                 ErrorCode::TransferFail,
                 "the peer closes every connection right after the handshake",
             );
-            piece.done.finish(Err(unreachable(rail, &why)));
+            piece.done.finish(Err(unreachable_error(rail, &reason)));
         }
         for piece in refused {
             piece.done.finish(Err(Error::new(
@@ -179,8 +185,9 @@ impl Node {
             return Ok(endpoint);
         }
         if Moment(rail.closed_until.load(Ordering::Relaxed)) > self.clock.now() {
-            let why = Error::new(ErrorCode::TransferFail, "the last connection attempt failed a moment ago");
-            return Err(unreachable(rail, &why));
+            let reason =
+                Error::new(ErrorCode::TransferFail, "the last connection attempt failed a moment ago");
+            return Err(unreachable_error(rail, &reason));
         }
         let (endpoint, new) = self.active_or_new_endpoint(rail)?;
         if new {
@@ -202,11 +209,11 @@ impl Node {
         }
         // One creation at a time, without a lock on a rail: another connection may have to be
         // closed.
-        let _alone = self.making.lock();
+        let _guard = self.creation_lock.lock();
         if let Some(endpoint) = rail.active_endpoint() {
             return Ok((endpoint, false));
         }
-        let endpoint = self.make(rail)?;
+        let endpoint = self.create(rail)?;
         *rail.current.lock() = Some(endpoint.clone());
         // A connection that is already retired would never be detached otherwise.
         if endpoint.is_retired() {
@@ -215,21 +222,21 @@ impl Node {
         Ok((endpoint, true))
     }
 
-    fn make(&self, rail: &Arc<Rail>) -> Result<Arc<Endpoint>> {
+    fn create(&self, rail: &Arc<Rail>) -> Result<Arc<Endpoint>> {
         if self.closed.load(Ordering::Acquire) {
-            return Err(closed());
+            return Err(closed_error());
         }
         let nic = &self.nics[rail.nic];
         if nic.is_lost() {
-            return Err(lost(nic));
+            return Err(device_lost_error(nic));
         }
-        let most = nic.max_endpoints(&self.config);
-        while nic.order.lock().len() >= most {
+        let max_endpoints = nic.max_endpoints(&self.config);
+        while nic.order.lock().len() >= max_endpoints {
             let victim = nic.order.lock().victim().ok_or_else(|| {
                 Error::new(
                     ErrorCode::NoAvailableHandle,
                     format!(
-                        "cannot connect: all connections of RDMA device {:?} are in use. connections={most}",
+                        "cannot connect: all connections of RDMA device {:?} are in use. connections={max_endpoints}",
                         nic.name
                     ),
                 )
@@ -245,8 +252,8 @@ impl Node {
         nic.endpoints.write().insert(id, endpoint.clone());
         // Shutdown or loss of the device may have swept the table already. Both set their flag
         // before the sweep, so this checks the flags again.
-        let over = if self.closed.load(Ordering::Acquire) { Some(closed()) } else { None };
-        if let Some(error) = over.or_else(|| nic.is_lost().then(|| lost(nic))) {
+        let shutdown_error = if self.closed.load(Ordering::Acquire) { Some(closed_error()) } else { None };
+        if let Some(error) = shutdown_error.or_else(|| nic.is_lost().then(|| device_lost_error(nic))) {
             nic.endpoints.write().remove(&id);
             return Err(error);
         }
@@ -257,7 +264,7 @@ impl Node {
     /// Connects from this side.
     async fn connect(self: &Arc<Self>, endpoint: &Arc<Endpoint>) -> Result<()> {
         let own = self.own_path(&endpoint.nic);
-        let mine = Connection {
+        let request = Connection {
             local_nic_path: own.clone(),
             peer_nic_path: endpoint.rail.path.clone(),
             lid: endpoint.nic.lid(),
@@ -272,39 +279,41 @@ impl Node {
             // The name may be that of an earlier process. For a connection of the node to itself,
             // the pairs are connected to each other.
             check_instance(endpoint.rail.instance, Some(self.instance))?;
-            self.blocking(endpoint, mine, Phase::Open).await?;
+            self.blocking(endpoint, request, Phase::Open).await?;
             return self.opened(endpoint);
         }
         let at = endpoint.rail.at.lock().clone();
-        let ask = async |message: &Connection| {
+        let exchange_message = async |message: &Connection| {
             let body = message.encode().to_string();
-            let reply = exchange(&at, Kind::Connection, body.as_bytes(), &self.config.handshake).await?;
-            let reply: Value = serde_json::from_slice(&reply)
+            let response = exchange(&at, Kind::Connection, body.as_bytes(), &self.config.handshake).await?;
+            let response: Value = serde_json::from_slice(&response)
                 .map_err(|e| Error::invalid(format!("handshake port {at}: reply is not JSON: {e}")))?;
-            let reply = Connection::decode(&reply)?;
-            match reply.refusal.is_empty() {
-                true => Ok(reply),
-                false => Err(Error::new(ErrorCode::TransferFail, format!("{at} refuses: {}", reply.refusal))),
+            let response = Connection::decode(&response)?;
+            match response.refusal.is_empty() {
+                true => Ok(response),
+                false => {
+                    Err(Error::new(ErrorCode::TransferFail, format!("{at} refuses: {}", response.refusal)))
+                }
             }
         };
-        let reply = ask(&mine).await?;
-        check_instance(endpoint.rail.instance, reply.instance)?;
-        if reply.pairs.is_empty() {
+        let response = exchange_message(&request).await?;
+        check_instance(endpoint.rail.instance, response.instance)?;
+        if response.pairs.is_empty() {
             return Err(Error::new(ErrorCode::NotSupported, format!("{at} does not support rdma")));
         }
-        let wants_word = reply.ready.is_some();
+        let peer_awaits_ready = response.ready.is_some();
         // The peer may have connected to this node meanwhile. Then the pairs are the same, or one
         // side is out of date.
-        if self.blocking(endpoint, reply, Phase::Open).await? == Setup::Different {
+        if self.blocking(endpoint, response, Phase::Open).await? == Setup::Different {
             return Err(Error::new(
                 ErrorCode::TransferFail,
                 "both sides connected at the same time, to different queue pairs",
             ));
         }
         self.opened(endpoint)?;
-        if wants_word {
+        if peer_awaits_ready {
             // The peer receives messages in any case: only its sending waits for this message.
-            ask(&Connection { ready: Some(true), ..mine }).await.map(drop)?;
+            exchange_message(&Connection { ready: Some(true), ..request }).await.map(drop)?;
         }
         Ok(())
     }
@@ -320,8 +329,8 @@ impl Node {
         with: Connection,
         then: Phase,
     ) -> Result<Setup> {
-        let (node, ours) = (self.clone(), endpoint.clone());
-        let set_up = move || ours.set_up(&node.config, &with, then);
+        let (node, endpoint) = (self.clone(), endpoint.clone());
+        let set_up = move || endpoint.set_up(&node.config, &with, then);
         let outcome = self.runtime.spawn_blocking(set_up).await;
         outcome.unwrap_or_else(|_| Err(Error::new(ErrorCode::TransferFail, "the runtime is shutting down")))
     }
@@ -343,46 +352,46 @@ impl Node {
         if !self.config.connect_pause.is_zero() {
             let until = self.clock.now().after(self.config.connect_pause);
             endpoint.rail.closed_until.store(until.0, Ordering::Relaxed);
-            endpoint.rail.paused.fetch_max(until.0, Ordering::Relaxed);
+            endpoint.rail.paused_until.fetch_max(until.0, Ordering::Relaxed);
         }
         let Some(waiting) = self.retire_and_detach(endpoint) else { return };
         for mut piece in waiting {
             piece.attempts += 1;
-            let others = piece.peer.rails.iter().map(Vec::len).sum::<usize>() > 1;
-            let again = others
+            let has_other_rails = piece.peer.rails.iter().map(Vec::len).sum::<usize>() > 1;
+            let has_retry = has_other_rails
                 && usize::from(piece.attempts) < piece.peer.rails.iter().map(Vec::len).sum::<usize>() + 1;
-            match again {
+            match has_retry {
                 true => self.reroute(piece, Some(&endpoint.rail), error),
-                false => piece.done.finish(Err(unreachable(&endpoint.rail, error))),
+                false => piece.done.finish(Err(unreachable_error(&endpoint.rail, error))),
             }
         }
     }
 
     /// Responds to a peer that sets up a connection, at the handshake port of this node.
     pub(crate) async fn accept(self: &Arc<Self>, request: &Value) -> Value {
-        let reply = match Connection::decode(request) {
-            Ok(request) => self.answer(request).await,
+        let response = match Connection::decode(request) {
+            Ok(request) => self.accept_connection(request).await,
             Err(error) => Err(error),
         };
-        reply.unwrap_or_else(|error| Connection::refused(error.to_string())).encode()
+        response.unwrap_or_else(|error| Connection::refused(error.to_string())).encode()
     }
 
-    async fn answer(self: &Arc<Self>, request: Connection) -> Result<Connection> {
+    async fn accept_connection(self: &Arc<Self>, request: Connection) -> Result<Connection> {
         if self.closed.load(Ordering::Acquire) {
-            return Err(closed());
+            return Err(closed_error());
         }
         check_instance(request.peer_instance, Some(self.instance))?;
         let nic = self.nics.iter().find(|nic| self.own_path(nic) == request.peer_nic_path);
         let nic = nic.ok_or_else(|| {
-            let ours: Vec<String> = self.nics.iter().map(|nic| self.own_path(nic)).collect();
+            let own_paths: Vec<String> = self.nics.iter().map(|nic| self.own_path(nic)).collect();
             Error::invalid(format!(
                 "unknown device {:?}; this node has {}",
                 request.peer_nic_path,
-                ours.join(", ")
+                own_paths.join(", ")
             ))
         })?;
         if nic.is_lost() {
-            return Err(lost(nic));
+            return Err(device_lost_error(nic));
         }
         let Some((server, _)) = request.local_nic_path.rsplit_once('@') else {
             return Err(Error::invalid(format!(
@@ -409,7 +418,7 @@ impl Node {
         for _ in 0..2 {
             let (endpoint, _) = self.active_or_new_endpoint(&rail)?;
             match self.blocking(&endpoint, request.clone(), then).await {
-                Ok(Setup::Connected | Setup::Known) => {
+                Ok(Setup::Connected | Setup::AlreadyConnected) => {
                     if then == Phase::Open {
                         self.opened(&endpoint)?;
                     }
@@ -458,11 +467,11 @@ impl Node {
 
     /// Retires a connection. Unposted messages take another rail; posted ones follow when the queue
     /// returns them.
-    pub(crate) fn retire(self: &Arc<Self>, endpoint: &Arc<Endpoint>, why: &Error) {
+    pub(crate) fn retire(self: &Arc<Self>, endpoint: &Arc<Endpoint>, reason: &Error) {
         let Some(waiting) = self.retire_and_detach(endpoint) else { return };
-        debug!(?endpoint, %why, "connection retired");
+        debug!(?endpoint, %reason, "connection retired");
         for piece in waiting {
-            self.moved(piece, why);
+            self.resend_flushed(piece, reason);
         }
     }
 
@@ -485,10 +494,10 @@ impl Node {
 
     /// Destroys a retired connection. Returns true when it is gone.
     pub(crate) fn destroy(self: &Arc<Self>, endpoint: &Arc<Endpoint>) -> bool {
-        let Teardown::Gone(left) = endpoint.destroy() else { return false };
+        let Teardown::Destroyed(in_flight) = endpoint.destroy() else { return false };
         endpoint.nic.endpoints.write().remove(&endpoint.id);
         let error = Error::new(ErrorCode::TransferFail, "the device did not return the request");
-        for mut piece in left {
+        for mut piece in in_flight {
             piece.begun = true;
             self.reroute(piece, Some(&endpoint.rail), &error);
         }
@@ -514,11 +523,11 @@ impl Node {
     }
 
     /// Ends cancelled messages to this peer that wait for credit.
-    pub(crate) fn sweep(&self, peer: &Peer) {
+    pub(crate) fn finish_cancelled(&self, peer: &Peer) {
         for rail in peer.rails.iter().flatten() {
             let endpoint = rail.current.lock().clone();
             for piece in endpoint.iter().flat_map(|endpoint| endpoint.take_cancelled()) {
-                piece.give_back();
+                piece.finish_cancelled();
             }
         }
     }
@@ -537,8 +546,8 @@ impl Node {
                 return piece.done.finish(Err(Error::invalid(what)));
             }
             Status::Flushed => {
-                let why = Error::new(ErrorCode::TransferFail, "RDMA connection failed (request flushed)");
-                return self.moved(piece, &why);
+                let reason = Error::new(ErrorCode::TransferFail, "RDMA connection failed (request flushed)");
+                return self.resend_flushed(piece, &reason);
             }
             Status::Unanswered => Error::new(ErrorCode::TransferFail, "the peer does not answer"),
             Status::Local(n) => {
@@ -549,66 +558,70 @@ impl Node {
         self.pause_rail(rail);
         piece.attempts += 1;
         if u32::from(piece.attempts) > self.config.attempts {
-            return piece.done.finish(Err(unreachable(rail, &error)));
+            return piece.done.finish(Err(unreachable_error(rail, &error)));
         }
         self.reroute(piece, Some(rail), &error);
     }
 
     /// Sends a message again that was flushed by the failure of another one, or not posted.
-    fn moved(self: &Arc<Self>, mut piece: Piece, why: &Error) {
+    fn resend_flushed(self: &Arc<Self>, mut piece: Piece, reason: &Error) {
         piece.flushes += 1;
         if piece.flushes > MAX_FLUSHES {
-            let again = format!("RDMA connection failed repeatedly; last error: {why}");
-            return piece.done.finish(Err(Error::new(ErrorCode::TransferFail, again)));
+            let text = format!("RDMA connection failed repeatedly; last error: {reason}");
+            return piece.done.finish(Err(Error::new(ErrorCode::TransferFail, text)));
         }
-        self.reroute(piece, None, why);
+        self.reroute(piece, None, reason);
     }
 
     fn pause_rail(&self, rail: &Rail) {
         let until = self.clock.now().after(self.config.rail_pause);
-        rail.paused.store(until.0, Ordering::Relaxed);
+        rail.paused_until.store(until.0, Ordering::Relaxed);
     }
 
     /// Sends a message on another rail than the failed one, if there is one and the deadline has
     /// not passed.
-    fn reroute(self: &Arc<Self>, mut piece: Piece, failed: Option<&Arc<Rail>>, why: &Error) {
+    fn reroute(self: &Arc<Self>, mut piece: Piece, failed: Option<&Arc<Rail>>, reason: &Error) {
         let now = self.clock.now();
         if self.closed.load(Ordering::Acquire) {
-            return piece.done.finish(Err(closed()));
+            return piece.done.finish(Err(closed_error()));
         }
-        if piece.done.is_given_up() {
-            return piece.give_back();
+        if piece.done.is_cancelled() {
+            return piece.finish_cancelled();
         }
         if piece.done.deadline().is_some_and(|at| now >= at) {
-            return piece.done.finish(Err(too_late()));
+            return piece.done.finish(Err(deadline_error()));
         }
         let peer = piece.peer.clone();
         let avoid = failed.and_then(|failed| {
             let is = |rail: &Arc<Rail>| Arc::ptr_eq(rail, failed);
             Some((failed.nic, peer.rails.get(failed.nic)?.iter().position(is)?))
         });
-        let turn = peer.turn.fetch_add(1, Ordering::Relaxed);
-        let way = self.choose(&peer, None, None, now, turn, avoid);
-        let keys = way.and_then(|way| {
-            Some((piece.key_on(way.local)?, peer.about.key(piece.region as usize, way.remote)?, way))
+        let round_robin = peer.round_robin.fetch_add(1, Ordering::Relaxed);
+        let candidate = self.choose(&peer, None, None, now, round_robin, avoid);
+        let keys = candidate.and_then(|candidate| {
+            Some((
+                piece.key_on(candidate.local)?,
+                peer.descriptor.key(piece.region as usize, candidate.remote)?,
+                candidate,
+            ))
         });
         match keys {
-            Some((local_key, remote_key, way)) => {
+            Some((local_key, remote_key, candidate)) => {
                 (piece.local_key, piece.remote_key) = (local_key, remote_key);
-                self.send(&peer.rails[way.local][way.remote], &mut vec![piece]);
+                self.send(&peer.rails[candidate.local][candidate.remote], &mut vec![piece]);
             }
             None => piece.done.finish(Err(Error::new(
                 ErrorCode::TransferFail,
-                format!("no local RDMA device is up; last error: {why}"),
+                format!("no local RDMA device is up; last error: {reason}"),
             ))),
         }
     }
 
     /// Retires every connection of a device.
-    pub(crate) fn retire_all(self: &Arc<Self>, nic: &Nic, why: &Error) {
+    pub(crate) fn retire_all(self: &Arc<Self>, nic: &Nic, reason: &Error) {
         let all: Vec<Arc<Endpoint>> = nic.endpoints.read().values().cloned().collect();
         for endpoint in all {
-            self.retire(&endpoint, why);
+            self.retire(&endpoint, reason);
         }
     }
 
@@ -616,7 +629,7 @@ impl Node {
     pub(crate) fn close(self: &Arc<Self>) {
         self.closed.store(true, Ordering::Release);
         for nic in &self.nics {
-            self.retire_all(nic, &closed());
+            self.retire_all(nic, &closed_error());
             nic.wake();
         }
     }
@@ -626,40 +639,40 @@ impl Node {
 ///
 /// # Errors
 /// Returns `TransferFail` if another process has the port now.
-fn check_instance(wanted: Option<Instance>, found: Option<Instance>) -> Result<()> {
-    match wanted {
-        Some(wanted) if found != Some(wanted) => {
-            Err(Error::new(ErrorCode::TransferFail, OtherInstance { wanted, found }.to_string()))
+fn check_instance(expected: Option<Instance>, found: Option<Instance>) -> Result<()> {
+    match expected {
+        Some(expected) if found != Some(expected) => {
+            Err(Error::new(ErrorCode::TransferFail, OtherInstance { expected, found }.to_string()))
         }
         _ => Ok(()),
     }
 }
 
 fn rail(rails: &mut Rails, nic: usize, path: &str, instance: Option<Instance>, at: &HostPort) -> Arc<Rail> {
-    let make = || Rail {
+    let create = || Rail {
         nic,
         path: path.into(),
         instance,
         at: Mutex::new(at.clone()),
-        paused: AtomicU64::new(0),
+        paused_until: AtomicU64::new(0),
         closed_until: AtomicU64::new(0),
         current: Mutex::new(None),
     };
-    if let Some(known) = rails.get(&(nic, path.to_owned(), instance)) {
-        return known.clone();
+    if let Some(existing) = rails.get(&(nic, path.to_owned(), instance)) {
+        return existing.clone();
     }
     // Removes the rails of peers without users and without a connection: restarted peers come with
     // new names.
-    if rails.len() >= FEW_RAILS && rails.len().is_power_of_two() {
+    if rails.len() >= PRUNE_THRESHOLD && rails.len().is_power_of_two() {
         rails.retain(|_, rail| Arc::strong_count(rail) > 1);
     }
-    let rail = Arc::new(make());
+    let rail = Arc::new(create());
     rails.insert((nic, path.into(), instance), rail.clone());
     rail
 }
 
 /// Number of rails below which unused ones are not removed.
-const FEW_RAILS: usize = 64;
+const PRUNE_THRESHOLD: usize = 64;
 
 /// Opens the configured devices, all of which must work, or all usable devices if none is
 /// configured.
@@ -682,23 +695,23 @@ fn open_devices(config: &RdmaConfig) -> Result<Vec<Arc<Nic>>> {
         }
     }
     if nics.is_empty() {
-        let why = if faults.is_empty() { "none found".into() } else { faults.join("; ") };
-        return Err(Error::new(ErrorCode::NotSupported, format!("no RDMA device can be used: {why}")));
+        let reason = if faults.is_empty() { "none found".into() } else { faults.join("; ") };
+        return Err(Error::new(ErrorCode::NotSupported, format!("no RDMA device can be used: {reason}")));
     }
     Ok(nics)
 }
 
-fn unreachable(rail: &Rail, why: &Error) -> Error {
-    Error::new(ErrorCode::TransferFail, format!("cannot reach {}: {why}", rail.path))
+fn unreachable_error(rail: &Rail, reason: &Error) -> Error {
+    Error::new(ErrorCode::TransferFail, format!("cannot reach {}: {reason}", rail.path))
 }
 
-fn lost(nic: &Nic) -> Error {
+fn device_lost_error(nic: &Nic) -> Error {
     Error::new(ErrorCode::TransferFail, format!("RDMA device {:?} is lost", nic.name))
 }
 
-fn closed() -> Error {
+fn closed_error() -> Error {
     Error::new(ErrorCode::TransferFail, "the RDMA transport is closed")
 }
 
 /// Pieces by local device, while a submission is split.
-pub(crate) type ByDevice = Vec<(usize, Vec<Piece>)>;
+pub(crate) type PiecesByRail = Vec<(usize, Vec<Piece>)>;

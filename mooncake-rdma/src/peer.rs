@@ -13,7 +13,7 @@ const MAX_DEVICES: usize = 256;
 
 /// Parsed descriptor of a peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct About {
+pub(crate) struct PeerDescriptor {
     /// Prefix of the paths of its devices.
     pub(crate) server: String,
     /// Address of its handshake port.
@@ -39,30 +39,30 @@ pub(crate) struct Range {
     continues: bool,
 }
 
-impl About {
+impl PeerDescriptor {
     /// Parses a descriptor.
     ///
     /// # Errors
     ///
     /// Returns `Invalid`, with the faulty part.
     pub(crate) fn read(desc: &SegmentDesc) -> Result<Self> {
-        let bad = |what: String| Error::invalid(format!("segment {:?}: {what}", desc.name));
-        if !desc.speaks(&Protocol::RDMA) {
-            return Err(bad("is not served over rdma".into()));
+        let invalid = |what: String| Error::invalid(format!("segment {:?}: {what}", desc.name));
+        if !desc.supports(&Protocol::RDMA) {
+            return Err(invalid("is not served over rdma".into()));
         }
         let devices = match desc.extra.get("devices") {
             Some(Value::Array(devices)) if devices.len() <= MAX_DEVICES => devices,
             Some(Value::Array(devices)) => {
-                return Err(bad(format!("{} devices are too many", devices.len())));
+                return Err(invalid(format!("{} devices are too many", devices.len())));
             }
-            _ => return Err(bad("has no \"devices\"".into())),
+            _ => return Err(invalid("has no \"devices\"".into())),
         };
         let devices = devices
             .iter()
             .map(|device| device["name"].as_str().filter(|name| !name.is_empty()).map(str::to_owned))
             .collect::<Option<Vec<_>>>()
             .filter(|devices| !devices.is_empty())
-            .ok_or_else(|| bad("has no device, or a device without a name".into()))?;
+            .ok_or_else(|| invalid("has no device, or a device without a name".into()))?;
         let mut regions: Vec<Range> = Vec::new();
         let mut buffers: Vec<&BufferDesc> = desc.buffers.iter().collect();
         buffers.sort_unstable_by_key(|buffer| buffer.addr);
@@ -70,8 +70,8 @@ impl About {
         for buffer in buffers {
             let continues = before.replace(buffer).is_some_and(|before| buffer.continues(before));
             let Some(end) = buffer.addr.checked_add(buffer.length) else { continue };
-            let keys =
-                keys(buffer).ok_or_else(|| bad(format!("the keys of {:#x} are not numbers", buffer.addr)))?;
+            let keys = keys(buffer)
+                .ok_or_else(|| invalid(format!("the keys of {:#x} are not numbers", buffer.addr)))?;
             match keys.len() {
                 // Closed to peers, or open on another transport.
                 0 => {
@@ -82,7 +82,11 @@ impl About {
                     regions.push(Range { start: buffer.addr, end, keys, continues });
                 }
                 n => {
-                    return Err(bad(format!("{n} keys at {:#x} for {} devices", buffer.addr, devices.len())));
+                    return Err(invalid(format!(
+                        "{n} keys at {:#x} for {} devices",
+                        buffer.addr,
+                        devices.len()
+                    )));
                 }
             }
         }
@@ -102,9 +106,9 @@ impl About {
     ///
     /// Returns `Invalid` if none does.
     pub(crate) fn region(&self, addr: u64, len: usize) -> Result<usize> {
-        let wrong = |why: &str| {
+        let wrong = |reason: &str| {
             Err(Error::invalid(format!(
-                "cannot transfer {len} bytes at {addr:#x} of {:?}: {why}",
+                "cannot transfer {len} bytes at {addr:#x} of {:?}: {reason}",
                 self.server
             )))
         };
@@ -128,10 +132,10 @@ impl About {
     }
 
     /// Returns the end of the memory that a region is part of, up to the requested end.
-    fn last_of(&self, region: usize, asked: u64) -> u64 {
+    fn last_of(&self, region: usize, requested: u64) -> u64 {
         let first = self.regions[region].end;
         let parts = self.regions[region + 1..].iter().take_while(|part| part.continues);
-        parts.map(|part| part.end).find(|end| *end >= asked).unwrap_or(first)
+        parts.map(|part| part.end).find(|end| *end >= requested).unwrap_or(first)
     }
 
     /// Returns the part of a memory that contains an address. It is the given region or a later
@@ -141,7 +145,7 @@ impl About {
     }
 
     /// Returns the number of bytes from an address to the end of its registered part.
-    pub(crate) fn room(&self, region: usize, addr: u64) -> usize {
+    pub(crate) fn bytes_to_part_end(&self, region: usize, addr: u64) -> usize {
         let end = self.regions.get(self.part(region, addr)).map_or(addr, |part| part.end);
         usize::try_from(end.saturating_sub(addr)).unwrap_or(usize::MAX)
     }
@@ -167,7 +171,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn desc(more: Value) -> SegmentDesc {
+    fn desc(overrides: Value) -> SegmentDesc {
         let mut value = json!({
             "name": "10.0.0.1:15001", "protocol": "rdma", "devices": [{"name": "a"}, {"name": "b"}],
             "buffers": [
@@ -176,7 +180,7 @@ mod tests {
                 {"name": "cpu:0", "addr": 5000, "length": 100, "rkey": []},
             ],
         });
-        for (key, with) in more.as_object().unwrap() {
+        for (key, with) in overrides.as_object().unwrap() {
             value[key] = with.clone();
         }
         SegmentDesc::decode(value.to_string().as_bytes()).unwrap()
@@ -184,19 +188,19 @@ mod tests {
 
     #[test]
     fn ranges_lie_in_one_open_region() {
-        let about = About::read(&desc(json!({}))).unwrap();
-        assert_eq!(about.at, HostPort::new("10.0.0.1", 15001));
-        assert_eq!((about.region(1000, 100).unwrap(), about.region(1199, 1).unwrap()), (0, 1));
-        assert_eq!(about.key(1, 1), Some(4));
+        let descriptor = PeerDescriptor::read(&desc(json!({}))).unwrap();
+        assert_eq!(descriptor.at, HostPort::new("10.0.0.1", 15001));
+        assert_eq!((descriptor.region(1000, 100).unwrap(), descriptor.region(1199, 1).unwrap()), (0, 1));
+        assert_eq!(descriptor.key(1, 1), Some(4));
         for (addr, len) in
             [(999, 1), (1000, 0), (1050, 100), (1200, 1), (5000, 1), (u64::MAX, 1), (u64::MAX, 2), (0, 9)]
         {
-            about.region(addr, len).unwrap_err();
+            descriptor.region(addr, len).unwrap_err();
         }
         for (addr, len, without) in
             [(5000, 100, true), (5001, 100, false), (1000, 1, false), (4999, 2, false)]
         {
-            assert_eq!(about.has_no_keys(addr, len), without, "{addr}+{len}");
+            assert_eq!(descriptor.has_no_keys(addr, len), without, "{addr}+{len}");
         }
     }
 
@@ -204,37 +208,44 @@ mod tests {
     fn memory_in_parts_is_one() {
         let part = |addr: u64, length: u64, key: u32, continues: Value| json!({"name": "*", "addr": addr, "length": length, "rkey": [key], "lkey": [0], "continues": continues});
         let old = |addr: u64, key: u32| json!({"name": "*", "addr": addr, "length": 100, "rkey": [key], "lkey": [0]});
-        let more = json!({"devices": [{"name": "a"}], "buffers": [
+        let overrides = json!({"devices": [{"name": "a"}], "buffers": [
             part(1200, 50, 3, true.into()), part(1000, 100, 1, false.into()), part(1100, 100, 2, true.into()),
             part(1250, 100, 4, false.into()), part(1400, 100, 5, true.into()), old(2000, 6), old(2100, 7),
         ]});
-        let about = About::read(&desc(more)).unwrap();
-        assert_eq!((about.region(1000, 250).unwrap(), about.region(1150, 100).unwrap()), (0, 1));
-        assert_eq!((about.part(0, 1099), about.part(0, 1100), about.part(0, 1249)), (0, 1, 2));
-        assert_eq!((about.room(0, 1000), about.room(0, 1100), about.room(0, 1249)), (100, 100, 1));
+        let descriptor = PeerDescriptor::read(&desc(overrides)).unwrap();
+        assert_eq!((descriptor.region(1000, 250).unwrap(), descriptor.region(1150, 100).unwrap()), (0, 1));
+        assert_eq!((descriptor.part(0, 1099), descriptor.part(0, 1100), descriptor.part(0, 1249)), (0, 1, 2));
         assert_eq!(
-            (about.region(2000, 200).unwrap(), about.part(5, 2150)),
+            (
+                descriptor.bytes_to_part_end(0, 1000),
+                descriptor.bytes_to_part_end(0, 1100),
+                descriptor.bytes_to_part_end(0, 1249)
+            ),
+            (100, 100, 1)
+        );
+        assert_eq!(
+            (descriptor.region(2000, 200).unwrap(), descriptor.part(5, 2150)),
             (5, 6),
             "nodes of Mooncake C++ do not publish it"
         );
         for (addr, len) in [(1000, 251), (1240, 20), (1390, 20), (1350, 1), (2000, 201)] {
-            about.region(addr, len).unwrap_err();
+            descriptor.region(addr, len).unwrap_err();
         }
     }
 
     #[test]
     fn another_name_leads_to_another_host() {
-        let named = About::read(&desc(json!({"rdma_server_name": "10.9.9.9:7"}))).unwrap();
-        assert_eq!((named.server.as_str(), &named.at), ("10.9.9.9:7", &HostPort::new("10.9.9.9", 7)));
+        let renamed = PeerDescriptor::read(&desc(json!({"rdma_server_name": "10.9.9.9:7"}))).unwrap();
+        assert_eq!((renamed.server.as_str(), &renamed.at), ("10.9.9.9:7", &HostPort::new("10.9.9.9", 7)));
         let mut directory = desc(json!({"name": "node"}));
         directory.handshake = Some(HostPort::new("10.1.1.1", 9));
-        let found = About::read(&directory).unwrap();
-        assert_eq!((found.server.as_str(), found.at), ("node", HostPort::new("10.1.1.1", 9)));
+        let resolved = PeerDescriptor::read(&directory).unwrap();
+        assert_eq!((resolved.server.as_str(), resolved.at), ("node", HostPort::new("10.1.1.1", 9)));
     }
 
     #[test]
-    fn bad_descriptors_are_named() {
-        for (more, word) in [
+    fn malformed_descriptor_error_states_cause() {
+        for (overrides, word) in [
             (json!({"protocol": "tcp"}), "rdma"),
             (json!({"devices": 1}), "devices"),
             (json!({"devices": []}), "name"),
@@ -246,8 +257,8 @@ mod tests {
                 "numbers",
             ),
         ] {
-            let error = About::read(&desc(more.clone())).unwrap_err().to_string();
-            assert!(error.contains(word), "{more}: {error}");
+            let error = PeerDescriptor::read(&desc(overrides.clone())).unwrap_err().to_string();
+            assert!(error.contains(word), "{overrides}: {error}");
         }
     }
 }

@@ -13,33 +13,33 @@ use tracing::{error, info, warn};
 
 use crate::endpoint::{Endpoint, Nic, Scratch, request_parts};
 use crate::node::Node;
-use crate::send_credits::{Watched, is_quiet};
+use crate::send_credits::{WakeableQueue, may_sleep};
 use crate::sieve::Evictable;
-use crate::verbs::{Batch, Completed, Event};
+use crate::verbs::{Completed, CompletionBatch, Event};
 
 /// Number of completions taken at once.
 const BATCH: usize = 64;
 /// Time that a closed node waits for the completions of its devices.
-const LAST_WAIT: Duration = Duration::from_secs(2);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Pause before a failed action is retried.
-const SOON: Duration = Duration::from_millis(20);
+const RETRY_DELAY: Duration = Duration::from_millis(20);
 
 /// Serves a device until its node is closed and all its connections are gone.
 pub(crate) fn run(node: &Arc<Node>, nic: &Arc<Nic>) {
     let mut poller = Poller {
         node: node.clone(),
         nic: nic.clone(),
-        batch: Batch::new(BATCH),
+        batch: CompletionBatch::new(BATCH),
         completed: Vec::with_capacity(BATCH),
         scratch: Scratch::default(),
         starved: Vec::new(),
         all: Vec::new(),
         closing: None,
     };
-    while !poller.is_over() {
+    while !poller.is_finished() {
         if nic.is_lost() {
-            poller.wind_up();
-        } else if let Err(error) = poller.turn() {
+            poller.clean_up();
+        } else if let Err(error) = poller.poll_once() {
             error!(device = nic.name, %error, "completion queue lost");
             nic.mark_lost();
             poller.node.retire_all(nic, &error);
@@ -50,7 +50,7 @@ pub(crate) fn run(node: &Arc<Node>, nic: &Arc<Nic>) {
 struct Poller {
     node: Arc<Node>,
     nic: Arc<Nic>,
-    batch: Batch,
+    batch: CompletionBatch,
     completed: Vec<Completed>,
     scratch: Scratch,
     // Kept from one round to the next, like the lists of `scratch`.
@@ -59,11 +59,11 @@ struct Poller {
     closing: Option<Moment>,
 }
 
-impl Watched for Poller {
-    type Lost = Error;
+impl WakeableQueue for Poller {
+    type Error = Error;
 
     fn take(&mut self) -> Result<bool> {
-        self.hand_out()
+        self.dispatch_completions()
     }
 
     fn arm(&mut self) -> Result<()> {
@@ -72,15 +72,15 @@ impl Watched for Poller {
 }
 
 impl Poller {
-    fn is_over(&mut self) -> bool {
+    fn is_finished(&mut self) -> bool {
         if !self.node.closed.load(Ordering::Acquire) {
             return false;
         }
         let now = self.node.clock.now();
         let since = *self.closing.get_or_insert(now);
-        if now.since(since) >= LAST_WAIT {
-            let left: Vec<Arc<Endpoint>> = self.nic.endpoints.read().values().cloned().collect();
-            for endpoint in left {
+        if now.since(since) >= CLOSE_TIMEOUT {
+            let endpoints: Vec<Arc<Endpoint>> = self.nic.endpoints.read().values().cloned().collect();
+            for endpoint in endpoints {
                 self.node.retire(&endpoint, &Error::new(ErrorCode::TransferFail, "closed"));
                 self.node.destroy_or_leak(&endpoint);
             }
@@ -88,28 +88,28 @@ impl Poller {
         self.nic.endpoints.read().is_empty()
     }
 
-    fn turn(&mut self) -> Result<()> {
-        let quiet = is_quiet(self)?;
-        self.clock();
-        if quiet {
+    fn poll_once(&mut self) -> Result<()> {
+        let may_sleep = may_sleep(self)?;
+        self.check_deadlines();
+        if may_sleep {
             self.sleep(true);
-            self.nic.queue.quieten();
+            self.nic.queue.drain_events();
         }
         Ok(())
     }
 
     /// Cleans up a lost device: its queue returns nothing, and its descriptors, which may report
     /// events for ever, are ignored.
-    fn wind_up(&mut self) {
-        self.clock();
+    fn clean_up(&mut self) {
+        self.check_deadlines();
         self.sleep(false);
     }
 
     /// Assigns completions to their connections. Returns false when there are none.
-    fn hand_out(&mut self) -> Result<bool> {
+    fn dispatch_completions(&mut self) -> Result<bool> {
         self.completed.clear();
         self.completed.extend(self.nic.queue.poll(&mut self.batch)?);
-        let of = |one: &Completed| request_parts(one.id).0;
+        let of = |completion: &Completed| request_parts(completion.id).0;
         for run in self.completed.chunk_by(|a, b| of(a) == of(b)) {
             // Completions of a destroyed connection are ignored.
             let endpoint = self.nic.endpoints.read().get(&of(&run[0])).cloned();
@@ -129,11 +129,11 @@ impl Poller {
                 self.node.destroy(&endpoint);
             }
         }
-        let some = !self.completed.is_empty();
-        if some {
+        let has_completions = !self.completed.is_empty();
+        if has_completions {
             self.resume_starved();
         }
-        Ok(some)
+        Ok(has_completions)
     }
 
     /// Resumes connections that waited for credit of the completion queue.
@@ -151,26 +151,26 @@ impl Poller {
     }
 
     /// Checks deadlines, if it is time.
-    fn clock(&mut self) {
+    fn check_deadlines(&mut self) {
         let now = self.node.clock.now();
         if now < self.nic.planned() {
             return;
         }
-        self.nic.plan_nothing();
+        self.nic.clear_plan();
         let mut all = std::mem::take(&mut self.all);
         all.extend(self.nic.endpoints.read().values().cloned());
         for endpoint in all.drain(..) {
-            let due = endpoint.tick(now, &self.node.config, &mut self.scratch.late);
-            for piece in self.scratch.late.drain(..) {
-                piece.done.finish(Err(crate::endpoint::too_late()));
+            let due = endpoint.tick(now, &self.node.config, &mut self.scratch.expired);
+            for piece in self.scratch.expired.drain(..) {
+                piece.done.finish(Err(crate::endpoint::deadline_error()));
             }
-            if let Some(why) = due.retire {
-                self.node.retire(&endpoint, &why);
+            if let Some(reason) = due.retire {
+                self.node.retire(&endpoint, &reason);
             }
-            let gone = due.destroy && self.node.destroy(&endpoint);
+            let is_destroyed = due.destroy && self.node.destroy(&endpoint);
             match due.next {
-                _ if gone => {}
-                _ if due.destroy => self.nic.wake_by(now.after(SOON)),
+                _ if is_destroyed => {}
+                _ if due.destroy => self.nic.wake_by(now.after(RETRY_DELAY)),
                 Some(at) => self.nic.wake_by(at),
                 None => {}
             }
@@ -179,31 +179,31 @@ impl Poller {
         self.resume_starved();
     }
 
-    /// Waits for the bell or the next deadline, and optionally for a completion or an event of the
+    /// Waits for a wake-up or the next deadline, and optionally for a completion or an event of the
     /// device.
-    fn sleep(&self, of_the_device: bool) {
+    fn sleep(&self, watch_device: bool) {
         let now = self.node.clock.now();
         let mut wait = self.nic.planned().since(now);
         if self.closing.is_some() || self.node.closed.load(Ordering::Acquire) {
-            wait = wait.min(SOON);
+            wait = wait.min(RETRY_DELAY);
         }
         let mut fds = [
-            PollFd::new(self.nic.bell(), PollFlags::IN),
+            PollFd::new(self.nic.wake_event(), PollFlags::IN),
             PollFd::from_borrowed_fd(self.nic.device.event_fd(), PollFlags::IN),
             PollFd::from_borrowed_fd(self.nic.queue.as_fd(), PollFlags::IN),
         ];
-        let watched = if of_the_device { 3 } else { 1 };
+        let watched = if watch_device { 3 } else { 1 };
         let timeout = Timespec {
             tv_sec: i64::try_from(wait.as_secs()).unwrap_or(i64::MAX).min(3600),
             tv_nsec: i64::from(wait.subsec_nanos()),
         };
         let _ = poll(&mut fds[..watched], Some(&timeout));
-        let (rung, happened) = (!fds[0].revents().is_empty(), !fds[1].revents().is_empty());
-        if rung {
+        let (woken, has_event) = (!fds[0].revents().is_empty(), !fds[1].revents().is_empty());
+        if woken {
             let mut count = [0; 8];
-            let _ = rustix::io::read(self.nic.bell(), &mut count);
+            let _ = rustix::io::read(self.nic.wake_event(), &mut count);
         }
-        if happened {
+        if has_event {
             self.handle_event();
         }
     }

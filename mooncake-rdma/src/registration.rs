@@ -35,51 +35,51 @@ pub struct Registration {
 pub(crate) struct Parts {
     start: u64,
     len: u64,
-    each: u64,
+    part_bytes: u64,
 }
 
 impl Parts {
-    /// Creates parts of at most `longest` bytes; 0 means unlimited.
-    pub(crate) fn new(start: u64, len: u64, longest: u64) -> Self {
-        let longest = if longest == 0 { u64::MAX } else { longest };
-        let each = if len <= longest { len } else { (longest / PAGE * PAGE).max(PAGE) };
-        Self { start, len, each: each.max(1) }
+    /// Creates parts of at most `max_part_bytes` bytes; 0 means unlimited.
+    pub(crate) fn new(start: u64, len: u64, max_part_bytes: u64) -> Self {
+        let max_part_bytes = if max_part_bytes == 0 { u64::MAX } else { max_part_bytes };
+        let part_bytes = if len <= max_part_bytes { len } else { (max_part_bytes / PAGE * PAGE).max(PAGE) };
+        Self { start, len, part_bytes: part_bytes.max(1) }
     }
 
     /// Returns the offset and the length of each part.
     pub(crate) fn iter(self) -> impl Iterator<Item = (u64, u64)> {
-        (0..self.len.div_ceil(self.each))
-            .map(move |i| (i * self.each, self.each.min(self.len - i * self.each)))
+        (0..self.len.div_ceil(self.part_bytes))
+            .map(move |i| (i * self.part_bytes, self.part_bytes.min(self.len - i * self.part_bytes)))
     }
 
     /// Returns the number of the part that contains an address.
     pub(crate) fn index(self, addr: u64) -> usize {
-        usize::try_from(addr.saturating_sub(self.start) / self.each).unwrap_or(usize::MAX)
+        usize::try_from(addr.saturating_sub(self.start) / self.part_bytes).unwrap_or(usize::MAX)
     }
 
     /// Returns the number of bytes from an address to the end of its part.
-    pub(crate) fn room(self, addr: u64) -> usize {
-        let rest = self.each - addr.saturating_sub(self.start) % self.each;
-        usize::try_from(rest).unwrap_or(usize::MAX)
+    pub(crate) fn bytes_to_part_end(self, addr: u64) -> usize {
+        let remaining = self.part_bytes - addr.saturating_sub(self.start) % self.part_bytes;
+        usize::try_from(remaining).unwrap_or(usize::MAX)
     }
 }
 
 /// NUMA node of memory whose node is unknown.
-const NOWHERE: u32 = u32::MAX;
+const UNKNOWN_NODE: u32 = u32::MAX;
 /// Flag in the node number of device memory.
 const DEVICE: u32 = 1 << 31;
 
 /// Returns the published name of a location.
 fn location_name(node: u32) -> String {
     match node {
-        NOWHERE => "*".into(),
+        UNKNOWN_NODE => "*".into(),
         device if device & DEVICE != 0 => format!("cuda:{}", device & !DEVICE),
         node => format!("cpu:{node}"),
     }
 }
 
 impl Registration {
-    /// Registers with each domain, in parts of at most `longest` bytes.
+    /// Registers with each domain, in parts of at most `max_part_bytes` bytes.
     ///
     /// # Safety
     /// The bytes of the span stay allocated until the result has been dropped.
@@ -87,14 +87,14 @@ impl Registration {
         domains: &[Arc<Domain>],
         span: MemorySpan,
         access: Access,
-        (longest, relaxed): (u64, bool),
+        (max_part_bytes, relaxed): (u64, bool),
         owner: u64,
     ) -> Result<Self> {
         span.check()?;
         let rights = Rights { remote: access == Access::Remote, write: !span.read_only, relaxed };
-        let parts = Parts::new(span.addr(), span.len as u64, longest);
+        let parts = Parts::new(span.addr(), span.len as u64, max_part_bytes);
         let buffer = dma_buf(span);
-        let one = |domain: &Arc<Domain>| -> Result<Vec<MemoryRegion>> {
+        let register_with = |domain: &Arc<Domain>| -> Result<Vec<MemoryRegion>> {
             // The closure captures the whole span, because a pointer alone is not `Send`.
             let MemorySpan { ptr, .. } = { span };
             let part = |(offset, len): (u64, u64)| {
@@ -110,12 +110,13 @@ impl Registration {
             };
             parts.iter().map(part).collect()
         };
-        let one = &one;
+        let register_with = &register_with;
         let regions = match domains {
-            [domain] => vec![one(domain)?],
+            [domain] => vec![register_with(domain)?],
             // Pinning takes time, so devices register in parallel.
             domains => std::thread::scope(|scope| {
-                let started: Vec<_> = domains.iter().map(|domain| scope.spawn(move || one(domain))).collect();
+                let started: Vec<_> =
+                    domains.iter().map(|domain| scope.spawn(move || register_with(domain))).collect();
                 let ended = started.into_iter().map(|thread| {
                     thread.join().unwrap_or_else(|_| Err(Error::internal("registration of memory panicked")))
                 });
@@ -131,8 +132,8 @@ impl Registration {
     }
 
     /// Returns the number of bytes from an address to the end of its registered part.
-    pub(crate) fn room(&self, addr: u64) -> usize {
-        self.parts.room(addr)
+    pub(crate) fn bytes_to_part_end(&self, addr: u64) -> usize {
+        self.parts.bytes_to_part_end(addr)
     }
 
     /// Returns the keys that peers need, for [`describe`]. Empty for memory closed to peers.
@@ -140,11 +141,11 @@ impl Registration {
         if self.access == Access::Local {
             return Vec::new();
         }
-        let place = match self.span.location {
+        let location = match self.span.location {
             Location::Cuda(device) => device | DEVICE,
-            _ => self.node.unwrap_or(NOWHERE),
+            _ => self.node.unwrap_or(UNKNOWN_NODE),
         };
-        let head = [place, self.parts.each as u32, (self.parts.each >> 32) as u32];
+        let head = [location, self.parts.part_bytes as u32, (self.parts.part_bytes >> 32) as u32];
         let parts = 0..self.regions.first().map_or(0, Vec::len);
         let of_part = |part: usize| self.regions.iter().map(move |regions| &regions[part]);
         let keys = parts.flat_map(of_part).flat_map(|region| [region.remote_key(), region.local_key()]);
@@ -185,25 +186,26 @@ pub(crate) fn describe(buffer: &BufferDesc) -> impl Iterator<Item = BufferDesc> 
         .chunks_exact(4)
         .map(|word| word.iter().rev().fold(0, |n, byte| n << 8 | u32::from(*byte)))
         .collect();
-    let (node, each, keys) = match words.as_slice() {
+    let (node, part_bytes, keys) = match words.as_slice() {
         [node, low, high, keys @ ..] => (*node, u64::from(*high) << 32 | u64::from(*low), keys.to_vec()),
         // Closed to peers.
-        _ => (NOWHERE, buffer.length, Vec::new()),
+        _ => (UNKNOWN_NODE, buffer.length, Vec::new()),
     };
-    let place = location_name(node);
-    let parts = Parts { start: buffer.addr, len: buffer.length, each: each.max(1) };
-    let per_part = keys.len() / usize::try_from(parts.len.div_ceil(parts.each)).unwrap_or(usize::MAX).max(1);
+    let location = location_name(node);
+    let parts = Parts { start: buffer.addr, len: buffer.length, part_bytes: part_bytes.max(1) };
+    let keys_per_part =
+        keys.len() / usize::try_from(parts.len.div_ceil(parts.part_bytes)).unwrap_or(usize::MAX).max(1);
     let (addr, extra) = (buffer.addr, buffer.extra.clone());
     parts.iter().enumerate().map(move |(i, (offset, length))| {
         let every = |from: usize| -> Value {
-            let keys = keys.iter().skip(i * per_part).take(per_part).skip(from).step_by(2);
+            let keys = keys.iter().skip(i * keys_per_part).take(keys_per_part).skip(from).step_by(2);
             keys.copied().collect::<Vec<_>>().into()
         };
         let mut extra = extra.clone();
         extra.insert("rkey".into(), every(0));
         extra.insert("lkey".into(), every(1));
         extra.insert(CONTINUES.into(), (i != 0).into());
-        BufferDesc { name: place.clone(), addr: addr + offset, length, key: Vec::new(), extra }
+        BufferDesc { name: location.clone(), addr: addr + offset, length, key: Vec::new(), extra }
     })
 }
 
@@ -221,12 +223,15 @@ mod tests {
 
     #[test]
     fn keys_become_what_descriptors_hold() {
-        let whole = exported(100, &[1, 100, 0, 10, 11, 20, 21]);
-        assert_eq!(whole.len(), 1);
-        assert_eq!((whole[0].name.as_str(), whole[0].addr, whole[0].length), ("cpu:1", 0x10000, 100));
-        assert_eq!((&whole[0].extra["rkey"], &whole[0].extra["lkey"]), (&json!([10, 20]), &json!([11, 21])));
-        assert_eq!(whole[0].extra[CONTINUES], false);
-        let parts = exported(10000, &[NOWHERE, 4096, 0, 1, 2, 3, 4, 11, 12, 13, 14, 21, 22, 23, 24]);
+        let single = exported(100, &[1, 100, 0, 10, 11, 20, 21]);
+        assert_eq!(single.len(), 1);
+        assert_eq!((single[0].name.as_str(), single[0].addr, single[0].length), ("cpu:1", 0x10000, 100));
+        assert_eq!(
+            (&single[0].extra["rkey"], &single[0].extra["lkey"]),
+            (&json!([10, 20]), &json!([11, 21]))
+        );
+        assert_eq!(single[0].extra[CONTINUES], false);
+        let parts = exported(10000, &[UNKNOWN_NODE, 4096, 0, 1, 2, 3, 4, 11, 12, 13, 14, 21, 22, 23, 24]);
         let ranges: Vec<_> = parts.iter().map(|part| (part.addr, part.length)).collect();
         assert_eq!(ranges, [(0x10000, 4096), (0x11000, 4096), (0x12000, 1808)]);
         assert_eq!((&parts[2].extra["rkey"], &parts[2].extra["lkey"]), (&json!([21, 23]), &json!([22, 24])));
@@ -242,16 +247,16 @@ mod tests {
         #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..Default::default() })]
 
         #[test]
-        fn parts_cover_everything_once(start in 1u64..1 << 40, len in 1u64..1 << 20, longest in 0u64..1 << 19) {
-            let parts = Parts::new(start, len, longest);
+        fn parts_cover_everything_once(start in 1u64..1 << 40, len in 1u64..1 << 20, max_part_bytes in 0u64..1 << 19) {
+            let parts = Parts::new(start, len, max_part_bytes);
             let mut at = 0;
             for (i, (offset, piece)) in parts.iter().enumerate() {
                 prop_assert_eq!(offset, at);
-                prop_assert!(piece > 0 && (longest == 0 || piece <= longest.max(PAGE)));
-                for inside in [offset, offset + piece - 1] {
-                    prop_assert_eq!(parts.index(start + inside), i);
+                prop_assert!(piece > 0 && (max_part_bytes == 0 || piece <= max_part_bytes.max(PAGE)));
+                for offset_in_part in [offset, offset + piece - 1] {
+                    prop_assert_eq!(parts.index(start + offset_in_part), i);
                     // The last part may be shorter than the others.
-                    prop_assert!(parts.room(start + inside) as u64 >= piece - (inside - offset));
+                    prop_assert!(parts.bytes_to_part_end(start + offset_in_part) as u64 >= piece - (offset_in_part - offset));
                 }
                 at += piece;
             }

@@ -26,7 +26,7 @@ impl Credits {
         taken
     }
 
-    pub(crate) fn give(&self, n: usize) {
+    pub(crate) fn release(&self, n: usize) {
         self.free.fetch_add(n, Ordering::AcqRel);
     }
 
@@ -40,21 +40,21 @@ impl Credits {
     }
 }
 
-/// Queue that can be polled, and asked for one wake-up.
-pub(crate) trait Watched {
+/// Queue that can be polled, and that sends one wake-up on request.
+pub(crate) trait WakeableQueue {
     /// Error of a lost queue.
-    type Lost;
+    type Error;
 
     /// Takes the available completions. Returns whether there were any.
-    fn take(&mut self) -> Result<bool, Self::Lost>;
+    fn take(&mut self) -> Result<bool, Self::Error>;
 
     /// Requests a wake-up for the next completion.
-    fn arm(&mut self) -> Result<(), Self::Lost>;
+    fn arm(&mut self) -> Result<(), Self::Error>;
 }
 
 /// Polls the queue. Returns whether the thread may sleep now: the queue is empty, and any later
 /// completion wakes the thread.
-pub(crate) fn is_quiet<Q: Watched>(queue: &mut Q) -> Result<bool, Q::Lost> {
+pub(crate) fn may_sleep<Q: WakeableQueue>(queue: &mut Q) -> Result<bool, Q::Error> {
     if queue.take()? {
         return Ok(false);
     }
@@ -74,8 +74,8 @@ impl<T> Starved<T> {
 
     /// Adds a connection that found no credit. Returns true if credit is available by now: it may
     /// have become free before the list was read, so the poller has to be woken.
-    pub(crate) fn add(&self, who: T, credits: &Credits) -> bool {
-        self.0.lock().push(who);
+    pub(crate) fn add(&self, connection: T, credits: &Credits) -> bool {
+        self.0.lock().push(connection);
         credits.any()
     }
 

@@ -1,4 +1,5 @@
-//! Choice of the connection to close when a device has no free one.
+//! Choice of the connection to close when a device has no free one, by the algorithm SIEVE (Zhang
+//! et al., NSDI '24).
 
 use std::sync::Arc;
 

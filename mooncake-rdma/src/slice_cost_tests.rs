@@ -105,12 +105,12 @@ const NOTHING: u32 = 17;
 
 /// Measures the costs of one operation of so many slices, or of so many operations of one: those of
 /// the caller until they are posted, and those of the device thread until they are complete.
-fn measure_slices(fake: &Fake, alone: &LoopbackNode, slices: usize, operations: usize) -> [Costs; 2] {
+fn measure_slices(fake: &Fake, loopback: &LoopbackNode, slices: usize, operations: usize) -> [Costs; 2] {
     let len = slices * SLICE / operations;
-    let from = alone.local(slices * SLICE).into_shared();
-    let part = |i: usize| Transfer::new(alone.addr(), from.slice(i * len..(i + 1) * len).unwrap());
+    let from = loopback.local(slices * SLICE).into_shared();
+    let part = |i: usize| Transfer::new(loopback.addr(), from.slice(i * len..(i + 1) * len).unwrap());
     let writes: Vec<_> = (0..operations).map(part).collect();
-    let peer = alone.peer();
+    let peer = loopback.peer();
     let thread = || {
         fake.state().costs = None;
         fake.event(NOTHING);
@@ -120,7 +120,7 @@ fn measure_slices(fake: &Fake, alone: &LoopbackNode, slices: usize, operations: 
     let posted = fake.state().posted;
     let thread_before = thread();
     let before = Costs::of_this_thread();
-    let ticket = transfer::write(&alone.node, &peer, writes, None);
+    let ticket = transfer::write(&loopback.node, &peer, writes, None);
     let caller = Costs::of_this_thread().since(before);
     ticket.wait().0.unwrap();
     assert_eq!(fake.state().posted - posted, slices, "each slice is a request");
@@ -131,7 +131,7 @@ fn measure_slices(fake: &Fake, alone: &LoopbackNode, slices: usize, operations: 
 fn slices_cost_no_allocation_and_no_lock() {
     let fake = Fake::new();
     fake.state().completes = true;
-    let alone = LoopbackNode::with(RdmaConfig {
+    let loopback = LoopbackNode::with(RdmaConfig {
         slice_bytes: SLICE,
         fragment_bytes: 0,
         // Fewer than the queue pairs hold.
@@ -140,13 +140,13 @@ fn slices_cost_no_allocation_and_no_lock() {
     });
     // More than queue pairs and queue hold, so that some wait, too. The lists reach their length.
     for _ in 0..3 {
-        measure_slices(&fake, &alone, MANY, 1);
-        measure_slices(&fake, &alone, MANY, MANY);
+        measure_slices(&fake, &loopback, MANY, 1);
+        measure_slices(&fake, &loopback, MANY, MANY);
     }
     for operations in [1, FEW] {
-        let few = measure_slices(&fake, &alone, FEW, operations);
-        let many = measure_slices(&fake, &alone, MANY, operations * MANY / FEW);
-        let many = if operations == 1 { measure_slices(&fake, &alone, MANY, 1) } else { many };
+        let few = measure_slices(&fake, &loopback, FEW, operations);
+        let many = measure_slices(&fake, &loopback, MANY, operations * MANY / FEW);
+        let many = if operations == 1 { measure_slices(&fake, &loopback, MANY, 1) } else { many };
         for (who, (few, many)) in ["the caller", "the device thread"].iter().zip(few.into_iter().zip(many)) {
             assert_eq!(few.allocations, many.allocations, "{who}, {operations} operations");
             // The thread takes some locks in each round, which covers many slices.

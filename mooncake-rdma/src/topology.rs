@@ -42,12 +42,12 @@ pub(crate) fn matrix(devices: &[(String, Option<u32>)]) -> Value {
     let nodes = nodes();
     let mut matrix = BTreeMap::new();
     for node in nodes {
-        let (near, far): (Vec<_>, Vec<_>) =
+        let (preferred, others): (Vec<_>, Vec<_>) =
             devices.iter().partition(|(_, at)| at.is_none_or(|at| at == node));
         let names = |devices: Vec<&(String, Option<u32>)>| -> Vec<String> {
             devices.into_iter().map(|(name, _)| name.clone()).collect()
         };
-        matrix.insert(format!("cpu:{node}"), json!([names(near), names(far)]));
+        matrix.insert(format!("cpu:{node}"), json!([names(preferred), names(others)]));
     }
     json!(matrix)
 }
@@ -58,10 +58,10 @@ pub(crate) fn published(topology: &Topology, devices: &[(String, Option<u32>)]) 
     let used = |list: &[String]| -> Vec<String> {
         list.iter().filter(|name| devices.iter().any(|(used, _)| used == *name)).cloned().collect()
     };
-    let place = |(place, lists): (&str, &Devices)| {
+    let entry = |(place, lists): (&str, &Devices)| {
         (place.to_owned(), json!([used(&lists.preferred), used(&lists.others)]))
     };
-    topology.places().map(place).collect()
+    topology.places().map(entry).collect()
 }
 
 fn nodes() -> Vec<u32> {
@@ -94,8 +94,8 @@ mod tests {
     fn unused_devices_are_not_published() {
         let text = r#"{"cpu:0":[["a","gone"],["b"]],"cpu:1":[["gone"],["b","gone"]],"cuda:0":[["gone"],[]]}"#;
         let devices = [("b".to_owned(), None), ("a".into(), Some(0))];
-        let told = published(&Topology::parse(text).unwrap(), &devices);
-        assert_eq!(told, json!({"cpu:0": [["a"], ["b"]], "cpu:1": [[], ["b"]], "cuda:0": [[], []]}));
+        let published = published(&Topology::parse(text).unwrap(), &devices);
+        assert_eq!(published, json!({"cpu:0": [["a"], ["b"]], "cpu:1": [[], ["b"]], "cuda:0": [[], []]}));
     }
 
     #[test]
@@ -106,7 +106,7 @@ mod tests {
         if let Some(node) = node_of_memory(memory.span()) {
             assert!(nodes().contains(&node));
         }
-        let there = MemorySpan { location: Location::Cpu(3), ..memory.span() };
-        assert_eq!(node_of_memory(there), Some(3));
+        let located = MemorySpan { location: Location::Cpu(3), ..memory.span() };
+        assert_eq!(node_of_memory(located), Some(3));
     }
 }

@@ -19,11 +19,11 @@ use mooncake_transport::{Access, Capabilities, Completion, Op, Protocol, Segment
 use serde_json::{Value, json};
 use tokio::runtime::Handle;
 
-use crate::endpoint::{Peer, Piece, RdmaPeer, Registered, too_late};
+use crate::endpoint::{Peer, Piece, RdmaPeer, Registered, deadline_error};
 use crate::gid;
 use crate::message::INSTANCE_KEY;
-use crate::node::{ByDevice, Node};
-use crate::peer::About;
+use crate::node::{Node, PiecesByRail};
+use crate::peer::PeerDescriptor;
 use crate::poller;
 use crate::registration::{self, Registration};
 use crate::slices::SliceLengths;
@@ -37,7 +37,7 @@ use crate::verbs::Domain;
 /// to [`accept`](mooncake_transport::handshake::AcceptConnection::accept). Dropping the transport
 /// fails transfers in progress.
 pub struct RdmaTransport {
-    node: Arc<Node>,
+    pub(crate) node: Arc<Node>,
     domains: Vec<Arc<Domain>>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -63,7 +63,7 @@ pub struct NicInfo {
 
 thread_local! {
     // Lists for splitting submissions, kept from one submission to the next.
-    static CUT: RefCell<ByDevice> = const { RefCell::new(Vec::new()) };
+    static PIECE_LISTS: RefCell<PiecesByRail> = const { RefCell::new(Vec::new()) };
 }
 
 impl RdmaTransport {
@@ -100,7 +100,7 @@ impl RdmaTransport {
             gid_index: nic.gid().index,
             up: nic.is_up(),
             node: nic.node,
-            message_bytes: nic.longest(),
+            message_bytes: nic.max_message_bytes(),
             connections: nic.endpoints.read().len(),
         };
         self.node.nics.iter().map(info).collect()
@@ -113,72 +113,80 @@ impl RdmaTransport {
     }
 
     /// Returns whether a local device is up.
-    pub fn works(&self) -> bool {
+    pub fn has_active_device(&self) -> bool {
         self.node.nics.iter().any(|nic| nic.is_up())
     }
 
     /// Ends waiting messages when the caller cancels them, if the caller can cancel. Returns the
     /// flag that reports the cancellation.
-    fn sweep_when_cancelled(&self, peer: &RdmaPeer, done: &Completion) -> Option<Arc<AtomicBool>> {
-        let mut given_up = None;
-        done.when_given_up(|| {
-            let flag = given_up.insert(Arc::new(AtomicBool::new(false))).clone();
+    fn watch_cancellation(&self, peer: &RdmaPeer, done: &Completion) -> Option<Arc<AtomicBool>> {
+        let mut cancelled = None;
+        done.on_cancel(|| {
+            let flag = cancelled.insert(Arc::new(AtomicBool::new(false))).clone();
             let (node, peer) = (Arc::downgrade(&self.node), Arc::downgrade(&peer.shared));
             move || {
                 flag.store(true, Ordering::SeqCst);
                 if let (Some(node), Some(peer)) = (node.upgrade(), peer.upgrade()) {
-                    node.sweep(&peer);
+                    node.finish_cancelled(&peer);
                 }
             }
         });
-        given_up
+        cancelled
     }
 
-    fn cut(
+    fn split(
         &self,
         peer: &RdmaPeer,
         op: &Op<'_, Registration>,
         done: Completion,
         plan: &SubmissionPlan,
-        lists: &mut ByDevice,
+        lists: &mut PiecesByRail,
     ) {
-        let checked = self
-            .check(op)
-            .and_then(|registration| Ok((registration, peer.shared.about.region(op.remote(), op.len())?)));
+        let checked = self.check(op).and_then(|registration| {
+            Ok((registration, peer.shared.descriptor.region(op.remote(), op.len())?))
+        });
         let (registration, region) = match checked {
             Ok(found) => found,
             Err(error) => return done.finish(Err(error)),
         };
         let config = &self.node.config;
-        let Some(first) = self.node.choose(&peer.shared, registration.node, None, plan.now, plan.turn, None)
+        let Some(first) =
+            self.node.choose(&peer.shared, registration.node, None, plan.now, plan.round_robin, None)
         else {
             return done.finish(Err(no_device()));
         };
         let nics = &self.node.nics;
-        let cut = SliceLengths {
+        let lengths = SliceLengths {
             slice: config.slice_bytes,
             fragment: config.fragment_bytes,
-            longest: plan.longest,
+            max_message_bytes: plan.max_message_bytes,
         };
-        let (local, remote, about) = (op.local().addr(), op.remote(), &peer.shared.about);
-        let room =
-            |at: usize| registration.room(local + at as u64).min(about.room(region, remote + at as u64));
+        let (local, remote, descriptor) = (op.local().addr(), op.remote(), &peer.shared.descriptor);
+        let bytes_to_part_end = |at: usize| {
+            registration
+                .bytes_to_part_end(local + at as u64)
+                .min(descriptor.bytes_to_part_end(region, remote + at as u64))
+        };
         // Long operations are spread over all devices that are as near as the best one, in
         // stretches of equal length.
         let spread = op.len() >= config.stripe_bytes && nics.len() > 1;
-        let as_near = |nic: &crate::endpoint::Nic| nic.is_up() && (nic.node == nics[first.local].node);
-        let stripes = if spread { nics.iter().filter(|nic| as_near(nic)).count().max(1) } else { 1 };
-        let per_stripe =
-            if stripes > 1 { cut.pieces(op.len(), room).count().div_ceil(stripes) } else { usize::MAX };
-        let mut way = first;
-        let mut over = nics.iter().filter(|nic| as_near(nic)).cycle().skip(plan.turn % stripes);
+        let is_as_near = |nic: &crate::endpoint::Nic| nic.is_up() && (nic.node == nics[first.local].node);
+        let stripes = if spread { nics.iter().filter(|nic| is_as_near(nic)).count().max(1) } else { 1 };
+        let per_stripe = if stripes > 1 {
+            lengths.pieces(op.len(), bytes_to_part_end).count().div_ceil(stripes)
+        } else {
+            usize::MAX
+        };
+        let mut candidate = first;
+        let mut stripe_nics =
+            nics.iter().filter(|nic| is_as_near(nic)).cycle().skip(plan.round_robin % stripes);
         let mut done = Some(done);
-        let mut pieces = cut.pieces(op.len(), room).enumerate().peekable();
+        let mut pieces = lengths.pieces(op.len(), bytes_to_part_end).enumerate().peekable();
         while let Some((i, (offset, len))) = pieces.next() {
             if stripes > 1 && i % per_stripe == 0 {
-                let local = over.next().map(|nic| nic.index);
-                let there = self.node.choose(&peer.shared, None, local, plan.now, plan.turn, None);
-                way = there.unwrap_or(first);
+                let local = stripe_nics.next().map(|nic| nic.index);
+                let choice = self.node.choose(&peer.shared, None, local, plan.now, plan.round_robin, None);
+                candidate = choice.unwrap_or(first);
             }
             let Some(share) =
                 (if pieces.peek().is_some() { done.as_mut().map(Completion::share) } else { done.take() })
@@ -186,8 +194,9 @@ impl RdmaTransport {
                 return;
             };
             let (local, remote) = (local + offset as u64, remote + offset as u64);
-            let region = about.part(region, remote);
-            let keys = registration.local_key(way.local, local).zip(about.key(region, way.remote));
+            let region = descriptor.part(region, remote);
+            let keys =
+                registration.local_key(candidate.local, local).zip(descriptor.key(region, candidate.remote));
             let Some((local_key, remote_key)) = keys else {
                 share.finish(Err(Error::internal("internal error: region without keys")));
                 continue;
@@ -207,14 +216,14 @@ impl RdmaTransport {
                 peer: peer.shared.clone(),
                 done: share,
             };
-            let place = way.local * peer.shared.about.devices.len() + way.remote;
-            let known = lists.iter().position(|(at, list)| *at == place && !list.is_empty());
-            match known.or_else(|| lists.iter().position(|(_, list)| list.is_empty())) {
-                Some(known) => {
-                    lists[known].0 = place;
-                    lists[known].1.push(piece);
+            let rail_index = candidate.local * peer.shared.descriptor.devices.len() + candidate.remote;
+            let list_index = lists.iter().position(|(at, list)| *at == rail_index && !list.is_empty());
+            match list_index.or_else(|| lists.iter().position(|(_, list)| list.is_empty())) {
+                Some(list_index) => {
+                    lists[list_index].0 = rail_index;
+                    lists[list_index].1.push(piece);
                 }
-                None => lists.push((place, vec![piece])),
+                None => lists.push((rail_index, vec![piece])),
             }
         }
     }
@@ -225,8 +234,8 @@ impl RdmaTransport {
         let registration = op
             .registration()
             .ok_or_else(|| Error::invalid("invalid transfer: local memory is not registered for rdma"))?;
-        let inside = registration.span.contains(op.local().addr(), op.len() as u64);
-        if registration.owner != self.node.id || !(inside || op.is_empty()) {
+        let is_covered = registration.span.contains(op.local().addr(), op.len() as u64);
+        if registration.owner != self.node.id || !(is_covered || op.is_empty()) {
             return Err(Error::invalid(
                 "invalid transfer: the registration belongs to other memory, or to another transport",
             ));
@@ -238,9 +247,9 @@ impl RdmaTransport {
 /// Values shared by all operations of a submission.
 struct SubmissionPlan {
     now: Moment,
-    turn: usize,
+    round_robin: usize,
     /// Longest message in bytes that every local device supports.
-    longest: usize,
+    max_message_bytes: usize,
 }
 
 // SAFETY: devices touch local bytes only for requests that were posted and did not complete. A
@@ -260,11 +269,18 @@ unsafe impl Transport for RdmaTransport {
 
     unsafe fn register(&self, span: MemorySpan, access: Access) -> Result<Registration> {
         let config = &self.node.config;
-        let longest = self.node.nics.iter().map(|nic| nic.limits.region_bytes).filter(|bytes| *bytes != 0);
-        let longest = longest.chain([config.region_bytes]).min().unwrap_or(0);
+        let max_part_bytes =
+            self.node.nics.iter().map(|nic| nic.limits.region_bytes).filter(|bytes| *bytes != 0);
+        let max_part_bytes = max_part_bytes.chain([config.region_bytes]).min().unwrap_or(0);
         // SAFETY: promised by the caller.
         unsafe {
-            Registration::new(&self.domains, span, access, (longest, config.relaxed_ordering), self.node.id)
+            Registration::new(
+                &self.domains,
+                span,
+                access,
+                (max_part_bytes, config.relaxed_ordering),
+                self.node.id,
+            )
         }
     }
 
@@ -274,7 +290,7 @@ unsafe impl Transport for RdmaTransport {
 
     fn describe(&self, desc: &mut SegmentDesc) {
         desc.rdma_server_name = self.node.learn_name(desc);
-        if !desc.speaks(&Protocol::RDMA) {
+        if !desc.supports(&Protocol::RDMA) {
             desc.protocols.push(Protocol::RDMA);
         }
         let nics = &self.node.nics;
@@ -284,18 +300,34 @@ unsafe impl Transport for RdmaTransport {
             .collect();
         desc.extra.insert("devices".into(), devices.into());
         desc.extra.insert(INSTANCE_KEY.into(), self.node.instance.to_string().into());
-        let places: Vec<_> = nics.iter().map(|nic| (nic.name.clone(), nic.node)).collect();
+        let device_nodes: Vec<_> = nics.iter().map(|nic| (nic.name.clone(), nic.node)).collect();
         let matrix = match &self.node.config.topology {
-            Some(told) => topology::published(told, &places),
-            None => topology::matrix(&places),
+            Some(configured) => topology::published(configured, &device_nodes),
+            None => topology::matrix(&device_nodes),
         };
         desc.extra.insert("priority_matrix".into(), matrix);
         desc.buffers = desc.buffers.iter().flat_map(registration::describe).collect();
     }
 
     async fn connect(&self, desc: &SegmentDesc) -> Result<RdmaPeer> {
-        let about = About::read(desc)?;
-        Ok(RdmaPeer { shared: Arc::new(self.node.peer(about)) })
+        let descriptor = PeerDescriptor::read(desc)?;
+        Ok(RdmaPeer { shared: Arc::new(self.node.peer(descriptor)) })
+    }
+
+    fn is_connected(&self, peer: &RdmaPeer) -> bool {
+        peer.shared.rails.iter().flatten().any(|rail| rail.active_endpoint().is_some())
+    }
+
+    fn release_departed(&self) {
+        self.node.release_departed();
+    }
+
+    fn stop_transfers(&self) {
+        self.close();
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.node.closed.load(Ordering::Acquire)
     }
 
     fn connection_handler(&self) -> Option<&dyn AcceptConnection> {
@@ -309,7 +341,7 @@ unsafe impl Transport for RdmaTransport {
         self.submit_or(peer, ops, done, |op, share| {
             share.finish(Err(match op.registration() {
                 None => Error::invalid("invalid transfer: local memory is not registered for rdma"),
-                Some(_) if peer.shared.about.has_no_keys(op.remote(), op.len()) => {
+                Some(_) if peer.shared.descriptor.has_no_keys(op.remote(), op.len()) => {
                     Error::invalid("invalid transfer: the remote memory is not registered for rdma")
                 }
                 Some(_) => no_device(),
@@ -344,37 +376,37 @@ impl PartialTransport for RdmaTransport {
         }
         let plan = SubmissionPlan {
             now: self.node.clock.now(),
-            turn: peer.shared.turn.fetch_add(1, Ordering::Relaxed),
-            longest: self.node.nics.iter().map(|nic| nic.longest()).min().unwrap_or(1),
+            round_robin: peer.shared.round_robin.fetch_add(1, Ordering::Relaxed),
+            max_message_bytes: self.node.nics.iter().map(|nic| nic.max_message_bytes()).min().unwrap_or(1),
         };
         if done.deadline().is_some_and(|at| plan.now >= at) {
-            return done.finish(Err(too_late()));
+            return done.finish(Err(deadline_error()));
         }
-        let given_up = self.sweep_when_cancelled(peer, &done);
-        let works = self.works();
+        let cancelled = self.watch_cancellation(peer, &done);
+        let has_active_device = self.has_active_device();
         // Taken out of the cell, because completing a share may call this function again.
-        let mut lists = CUT.take();
+        let mut lists = PIECE_LISTS.take();
         for (op, share) in ops.zip(done.each()) {
-            let has_no_keys = peer.shared.about.has_no_keys(op.remote(), op.len());
-            match works && op.registration().is_some() && !has_no_keys {
-                true => self.cut(peer, &op, share, &plan, &mut lists),
+            let has_no_keys = peer.shared.descriptor.has_no_keys(op.remote(), op.len());
+            match has_active_device && op.registration().is_some() && !has_no_keys {
+                true => self.split(peer, &op, share, &plan, &mut lists),
                 false => missed(op, share),
             }
         }
         self.post(&peer.shared, &mut lists);
-        CUT.set(lists);
+        PIECE_LISTS.set(lists);
         // A cancellation before the messages were posted has not found them.
-        if given_up.is_some_and(|given_up| given_up.load(Ordering::SeqCst)) {
-            self.node.sweep(&peer.shared);
+        if cancelled.is_some_and(|cancelled| cancelled.load(Ordering::SeqCst)) {
+            self.node.finish_cancelled(&peer.shared);
         }
     }
 }
 
 impl RdmaTransport {
-    fn post(&self, peer: &Peer, lists: &mut ByDevice) {
-        for (place, list) in lists.iter_mut().filter(|(_, list)| !list.is_empty()) {
-            let devices = peer.about.devices.len();
-            self.node.send(&peer.rails[*place / devices][*place % devices], list);
+    fn post(&self, peer: &Peer, lists: &mut PiecesByRail) {
+        for (rail_index, list) in lists.iter_mut().filter(|(_, list)| !list.is_empty()) {
+            let devices = peer.descriptor.devices.len();
+            self.node.send(&peer.rails[*rail_index / devices][*rail_index % devices], list);
         }
     }
 }

@@ -4,7 +4,7 @@ use mooncake_core::ErrorKind;
 use mooncake_rdma::{RdmaConfig, RdmaTransport};
 
 #[test]
-fn a_missing_device_is_named() {
+fn missing_device_error_states_name() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let config = RdmaConfig { devices: vec!["no-such-device".into()], ..RdmaConfig::default() };
     let error = RdmaTransport::start(config, runtime.handle()).unwrap_err();

@@ -31,7 +31,7 @@ use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use loom::thread;
 
-use send_credits::{Alarm, Credits, Starved, Watched, is_quiet};
+use send_credits::{Alarm, Credits, Starved, WakeableQueue, may_sleep};
 
 /// State shared by both sides.
 struct Shared {
@@ -40,8 +40,8 @@ struct Shared {
     alarm: Alarm,
     /// Number of waiting messages, guarded like the lock of a connection.
     waiting: sync::Mutex<usize>,
-    /// True if a caller has rung for the poller.
-    bell: AtomicBool,
+    /// True if a caller has signalled the poller.
+    wake_event: AtomicBool,
 }
 
 impl Shared {
@@ -51,7 +51,7 @@ impl Shared {
             starved: Starved::new(),
             alarm: Alarm::new(),
             waiting: sync::Mutex::new(0),
-            bell: AtomicBool::new(false),
+            wake_event: AtomicBool::new(false),
         })
     }
 
@@ -62,12 +62,12 @@ impl Shared {
         }
         if self.starved.add(1, &self.credits) {
             self.alarm.set(0);
-            self.bell.store(true, Ordering::SeqCst);
+            self.wake_event.store(true, Ordering::SeqCst);
         }
         false
     }
 
-    /// Acts as the poller after completions, or when it is rung: waiting senders try again.
+    /// Acts as the poller after completions, or when it is woken: waiting senders try again.
     fn feed(&self) -> usize {
         let mut starved = Vec::new();
         self.starved.take(&mut starved);
@@ -84,11 +84,11 @@ fn no_operation_waits_for_available_credit() {
             thread::spawn(move || shared.send())
         };
         // A completion of another sender.
-        shared.credits.give(1);
+        shared.credits.release(1);
         let mut sent = shared.feed();
         sent += usize::from(caller.join().unwrap());
-        // The poller wakes only if a caller rang.
-        if shared.bell.swap(false, Ordering::SeqCst) && shared.alarm.at() == 0 {
+        // The poller wakes only if a caller has signalled it.
+        if shared.wake_event.swap(false, Ordering::SeqCst) && shared.alarm.at() == 0 {
             shared.alarm.clear();
             sent += shared.feed();
         }
@@ -109,7 +109,7 @@ fn credit_is_granted_once() {
                     let all = taken.fetch_add(n, Ordering::SeqCst) + n;
                     assert!(all <= 3, "{all} of 3 credits: the queue would overflow");
                     taken.fetch_sub(n, Ordering::SeqCst);
-                    shared.credits.give(n);
+                    shared.credits.release(n);
                 })
             })
             .collect();
@@ -127,7 +127,7 @@ fn no_deadline_is_slept_through() {
             thread::spawn(move || {
                 *shared.waiting.lock() += 1;
                 if shared.alarm.set(10) {
-                    shared.bell.store(true, Ordering::SeqCst);
+                    shared.wake_event.store(true, Ordering::SeqCst);
                 }
             })
         };
@@ -138,43 +138,43 @@ fn no_deadline_is_slept_through() {
         }
         let asleep_until = shared.alarm.at();
         caller.join().unwrap();
-        let rung = shared.bell.load(Ordering::SeqCst);
-        assert!(asleep_until == 10 || rung, "asleep until {asleep_until}, and nobody rang");
+        let woken = shared.wake_event.load(Ordering::SeqCst);
+        assert!(asleep_until == 10 || woken, "asleep until {asleep_until}, and no signal was sent");
     });
 }
 
-/// Completion queue of a device, as the verbs interface describes it: armed, it rings once, at the
-/// next completion. All operations on it are ordered.
+/// Completion queue of a device, as the verbs interface describes it: armed, it signals once, at
+/// the next completion. All operations on it are ordered.
 struct Queue(sync::Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
     completed: usize,
     armed: bool,
-    rung: bool,
+    woken: bool,
 }
 
 impl Queue {
     fn complete(&self) {
         let mut state = self.0.lock();
         state.completed += 1;
-        state.rung |= std::mem::take(&mut state.armed);
+        state.woken |= std::mem::take(&mut state.armed);
     }
 }
 
 /// Polling thread, with the number of completions that it took.
-struct Looker(Arc<Queue>, usize);
+struct Poller(Arc<Queue>, usize);
 
-impl Watched for Looker {
-    type Lost = std::convert::Infallible;
+impl WakeableQueue for Poller {
+    type Error = std::convert::Infallible;
 
-    fn take(&mut self) -> Result<bool, Self::Lost> {
+    fn take(&mut self) -> Result<bool, Self::Error> {
         let found = std::mem::take(&mut self.0.0.lock().completed);
         self.1 += found;
         Ok(found != 0)
     }
 
-    fn arm(&mut self) -> Result<(), Self::Lost> {
+    fn arm(&mut self) -> Result<(), Self::Error> {
         self.0.0.lock().armed = true;
         Ok(())
     }
@@ -188,13 +188,13 @@ fn no_completion_is_slept_through() {
             let queue = queue.clone();
             thread::spawn(move || (0..2).for_each(|_| queue.complete()))
         };
-        let mut looker = Looker(queue.clone(), 0);
+        let mut poller = Poller(queue.clone(), 0);
         // Polls until the thread sleeps.
-        while !is_quiet(&mut looker).unwrap() {}
+        while !may_sleep(&mut poller).unwrap() {}
         device.join().unwrap();
-        let rung = queue.0.lock().rung;
-        assert!(looker.1 == 2 || rung, "asleep although a completion is available, and nobody rang");
-        while !is_quiet(&mut looker).unwrap() {}
-        assert_eq!(looker.1, 2, "each completion is taken once");
+        let woken = queue.0.lock().woken;
+        assert!(poller.1 == 2 || woken, "asleep although a completion is available, and no signal was sent");
+        while !may_sleep(&mut poller).unwrap() {}
+        assert_eq!(poller.1, 2, "each completion is taken once");
     });
 }

@@ -37,7 +37,7 @@ impl Copy {
         // resumes. A thread that is stopped after it is inside, so that the owner notices it and
         // detaches the memory. No write lands long after its deadline.
         if deadline.is_some_and(|deadline| clock.now() >= deadline) {
-            return Outcome::Late;
+            return Outcome::DeadlinePassed;
         }
         let (local, len) = (self.local.ptr, self.local.len);
         // SAFETY: the range lies in the region and the region in the file, all of which is mapped
@@ -75,7 +75,7 @@ pub(crate) enum Outcome {
     /// Complete.
     Done,
     /// Deadline passed before the copy began; nothing was touched.
-    Late,
+    DeadlinePassed,
     /// Region closed by the owner. Local bytes of a read may have changed.
     Closed,
 }
@@ -85,18 +85,18 @@ impl Copy {
     pub(crate) fn to_result(&self, outcome: Outcome) -> Result<()> {
         match outcome {
             Outcome::Done => Ok(()),
-            Outcome::Late => Err(Error::new(
+            Outcome::DeadlinePassed => Err(Error::new(
                 ErrorCode::RpcTimeout,
                 "cannot copy: the deadline passed before the copy began",
             )),
-            Outcome::Closed => Err(closed(self.remote, self.local.len)),
+            Outcome::Closed => Err(not_registered_error(self.remote, self.local.len)),
         }
     }
 }
 
 /// Threads that copy.
 #[derive(Debug)]
-pub(crate) struct Copiers {
+pub(crate) struct CopyThreads {
     shared: Arc<Shared>,
     limit: usize,
 }
@@ -111,12 +111,12 @@ struct Shared {
 #[derive(Debug, Default)]
 struct Queue {
     pieces: VecDeque<(Copy, Completion)>,
-    threads: usize,
-    idle: usize,
+    running_threads: usize,
+    idle_threads: usize,
     closed: bool,
 }
 
-impl Copiers {
+impl CopyThreads {
     pub(crate) fn new(limit: usize, clock: SharedClock) -> Self {
         let shared = Shared { queue: Mutex::default(), work: Condvar::new(), clock };
         Self { shared: Arc::new(shared), limit }
@@ -129,14 +129,14 @@ impl Copiers {
     pub(crate) unsafe fn queue(&self, pieces: impl Iterator<Item = (Copy, Completion)>) {
         let mut queue = self.shared.queue.lock();
         queue.pieces.extend(pieces);
-        let wanted = queue.pieces.len().min(self.limit);
-        while queue.threads < wanted && queue.idle < queue.pieces.len() {
+        let target_threads = queue.pieces.len().min(self.limit);
+        while queue.running_threads < target_threads && queue.idle_threads < queue.pieces.len() {
             let shared = self.shared.clone();
             let started =
                 std::thread::Builder::new().name("mooncake-shm".into()).spawn(move || shared.work());
             match started {
-                Ok(_) => queue.threads += 1,
-                Err(error) if queue.threads == 0 => {
+                Ok(_) => queue.running_threads += 1,
+                Err(error) if queue.running_threads == 0 => {
                     tracing::warn!(%error, "cannot start a copying thread");
                     // Dropped shares count as failed. They are dropped without the lock, because a
                     // drop may run any code.
@@ -152,7 +152,7 @@ impl Copiers {
     }
 }
 
-impl Drop for Copiers {
+impl Drop for CopyThreads {
     fn drop(&mut self) {
         self.shared.queue.lock().closed = true;
         self.shared.work.notify_all();
@@ -162,8 +162,8 @@ impl Drop for Copiers {
 impl Shared {
     fn work(&self) {
         while let Some((copy, share)) = self.next() {
-            if share.is_given_up() {
-                share.give_back();
+            if share.is_cancelled() {
+                share.finish_cancelled();
                 continue;
             }
             let result = self.copy(&copy, &share);
@@ -181,15 +181,15 @@ impl Shared {
             if queue.closed {
                 return None;
             }
-            queue.idle += 1;
+            queue.idle_threads += 1;
             self.work.wait(&mut queue);
-            queue.idle -= 1;
+            queue.idle_threads -= 1;
         }
     }
 
     fn copy(&self, copy: &Copy, share: &Completion) -> Result<()> {
         if !copy.link.is_alive() {
-            return Err(gone());
+            return Err(owner_ended_error());
         }
         // SAFETY: promised by the caller of `queue`, until the share is completed, which comes
         // later.
@@ -197,10 +197,10 @@ impl Shared {
     }
 }
 
-pub(crate) fn gone() -> Error {
+pub(crate) fn owner_ended_error() -> Error {
     Error::new(ErrorCode::TransferFail, "cannot access shared memory: its owner has ended")
 }
 
-pub(crate) fn closed(addr: u64, len: usize) -> Error {
+pub(crate) fn not_registered_error(addr: u64, len: usize) -> Error {
     Error::invalid(format!("{len} bytes at {addr:#x} do not lie in one registered buffer of shared memory"))
 }

@@ -7,25 +7,25 @@ use mooncake_core::memory::{HostMemory, SharedPages};
 use mooncake_core::{Error, Result};
 use mooncake_ipc::record::RECORD_LEN;
 use mooncake_ipc::socket::sealed;
-use mooncake_ipc::{Mapping, Seat, Shared};
+use mooncake_ipc::{Mapping, OpenRegion, SharedObject};
 use std::fs::File;
 
 /// Memory that a [`ShmTransport`](crate::ShmTransport) knows. Dropping it closes the memory to
 /// peers.
 #[derive(Debug)]
 pub struct Registration {
-    seat: Option<Seat<Pages>>,
+    region: Option<OpenRegion<Pages>>,
 }
 
 impl Registration {
-    pub(crate) fn new(seat: Option<Seat<Pages>>) -> Self {
-        Self { seat }
+    pub(crate) fn new(region: Option<OpenRegion<Pages>>) -> Self {
+        Self { region }
     }
 
     /// Returns whether peers on this host can access the memory: it is shared memory, registered
     /// for peers, and has a slot.
     pub fn is_reachable(&self) -> bool {
-        self.seat.as_ref().is_some_and(Seat::is_open)
+        self.region.as_ref().is_some_and(OpenRegion::is_open)
     }
 }
 
@@ -34,7 +34,7 @@ impl Registration {
 #[derive(Clone, Debug)]
 pub(crate) struct Pages(pub(crate) SharedPages);
 
-impl Shared for Pages {
+impl SharedObject for Pages {
     fn range(&self) -> Range<u64> {
         self.0.range()
     }
@@ -47,7 +47,7 @@ impl Shared for Pages {
         Some(self.0.file().as_fd())
     }
 
-    unsafe fn cut_off(&self) -> Result<()> {
+    unsafe fn detach(&self) -> Result<()> {
         // SAFETY: promised by the caller.
         unsafe { self.0.make_private() }
     }
@@ -58,7 +58,7 @@ impl Shared for Pages {
 pub(crate) struct MappedFile(pub(crate) HostMemory);
 
 impl Mapping for MappedFile {
-    const MORE: usize = 0;
+    const EXTRA_RECORDS: usize = 0;
     type Description = File;
 
     fn check_description(file: Option<OwnedFd>, _: &[[u8; RECORD_LEN]]) -> Result<(File, u64)> {

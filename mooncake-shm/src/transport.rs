@@ -13,7 +13,7 @@ use mooncake_transport::{Access, Capabilities, Completion, Op, Opcode, Protocol,
 use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
-use crate::copy::{Copiers, Copy, Link, Outcome, closed, gone};
+use crate::copy::{Copy, CopyThreads, Link, Outcome, not_registered_error, owner_ended_error};
 use crate::pages::{MappedFile, Pages, Registration};
 
 /// Key of this project in descriptors: the host by the id of its boot, and the name of the socket.
@@ -32,7 +32,7 @@ pub struct ShmTransport {
     /// Endpoint of this node, published under [`ENDPOINT`].
     endpoint: Endpoint,
     links: Arc<Links<MappedFile>>,
-    copiers: Copiers,
+    copy_threads: CopyThreads,
     tasks: [JoinHandle<()>; 3],
 }
 
@@ -66,18 +66,18 @@ impl ShmTransport {
         config.check()?;
         let owner =
             Owner::new(Limits { drain_timeout: config.drain_timeout, max_served: config.max_served })?;
-        let links = Links::new(runtime, config.answer_timeout);
-        let _here = runtime.enter();
+        let links = Links::new(runtime, config.response_timeout);
+        let _guard = runtime.enter();
         let (listener, name) = mooncake_ipc::listen("shm")?;
         let endpoint = Endpoint::here(name)?;
         let tasks = [
-            runtime.spawn(mooncake_ipc::serve(owner.clone(), listener, config.answer_timeout)),
-            runtime.spawn(Owner::keep_turning(Arc::downgrade(&owner), config.stall_timeout)),
+            runtime.spawn(mooncake_ipc::serve(owner.clone(), listener, config.response_timeout)),
+            runtime.spawn(Owner::detach_stalled_regularly(Arc::downgrade(&owner), config.stall_timeout)),
             runtime.spawn(links.clone().maintain(config.upkeep_interval)),
         ];
         Ok(Self {
             endpoint,
-            copiers: Copiers::new(config.copiers, clock.clone()),
+            copy_threads: CopyThreads::new(config.copy_threads, clock.clone()),
             config,
             clock,
             runtime: runtime.clone(),
@@ -90,22 +90,22 @@ impl ShmTransport {
     /// Splits a long copy between the copying threads and, as far as possible, this one.
     fn copy_in_pieces(&self, copy: Copy, share: Completion, inline: &mut usize) {
         let piece = self.config.piece_bytes;
-        let own = if piece <= *inline { piece } else { 0 };
+        let inline_len = if piece <= *inline { piece } else { 0 };
         let len = copy.local.len;
-        let mut whole = Some(share);
-        let shares = (own..len).step_by(piece).filter_map(|from| {
+        let mut parent_share = Some(share);
+        let shares = (inline_len..len).step_by(piece).filter_map(|from| {
             // If this thread copies nothing, the last piece takes the share of the whole.
-            let last = own == 0 && len - from <= piece;
-            let share = if last { whole.take() } else { whole.as_mut().map(Completion::share) };
+            let last = inline_len == 0 && len - from <= piece;
+            let share = if last { parent_share.take() } else { parent_share.as_mut().map(Completion::share) };
             // SAFETY: `from` is less than the length.
             Some((unsafe { copy.part(from, piece) }, share?))
         });
         // SAFETY: as for the copy as a whole; each piece has a share.
-        unsafe { self.copiers.queue(shares) };
-        let Some(share) = whole else { return };
-        *inline -= own;
+        unsafe { self.copy_threads.queue(shares) };
+        let Some(share) = parent_share else { return };
+        *inline -= inline_len;
         // SAFETY: not empty, and the share of the whole covers this piece.
-        let outcome = unsafe { copy.part(0, own).run(share.deadline(), &self.clock) };
+        let outcome = unsafe { copy.part(0, inline_len).run(share.deadline(), &self.clock) };
         share.finish(copy.to_result(outcome));
     }
 }
@@ -142,17 +142,17 @@ unsafe impl Transport for ShmTransport {
     }
 
     fn reaches(&self, desc: &SegmentDesc) -> bool {
-        endpoint(desc).is_some_and(|theirs| theirs.same_host(&self.endpoint))
+        endpoint(desc).is_some_and(|target| target.same_host(&self.endpoint))
     }
 
     async fn connect(&self, desc: &SegmentDesc) -> Result<ShmPeer> {
-        let theirs = endpoint(desc).ok_or_else(|| {
+        let target = endpoint(desc).ok_or_else(|| {
             Error::invalid(format!(
                 "cannot connect to segment {:?}: its memory is not shared (no {ENDPOINT:?})",
                 desc.name
             ))
         })?;
-        if !theirs.same_host(&self.endpoint) {
+        if !target.same_host(&self.endpoint) {
             return Err(Error::new(
                 ErrorCode::NotSupported,
                 format!(
@@ -161,27 +161,31 @@ unsafe impl Transport for ShmTransport {
                 ),
             ));
         }
-        Ok(ShmPeer { link: self.links.to(theirs.socket()).await? })
+        Ok(ShmPeer { link: self.links.to(target.socket()).await? })
+    }
+
+    fn is_connected(&self, peer: &ShmPeer) -> bool {
+        peer.link.is_alive()
     }
 
     fn submit<'a, I>(&self, peer: &ShmPeer, ops: I, done: Completion)
     where
         I: ExactSizeIterator<Item = Op<'a, Registration>>,
     {
-        let mut again = Vec::new();
+        let mut deferred = Vec::new();
         self.submit_or(peer, ops, done, |op, share| {
             if !peer.link.is_alive() {
-                share.finish(Err(gone()));
+                share.finish(Err(owner_ended_error()));
             } else if op.local().location.is_device() {
                 share.finish(Err(Error::invalid(format!(
                     "invalid transfer: local memory is not host memory. location={}",
                     op.local().location
                 ))));
             } else if op.is_empty() {
-                share.finish(Err(closed(op.remote(), op.len())));
+                share.finish(Err(not_registered_error(op.remote(), op.len())));
             } else {
                 // The refreshed list of regions may contain this range.
-                again.push(DeferredOperation {
+                deferred.push(DeferredOperation {
                     opcode: op.opcode(),
                     local: op.local(),
                     remote: op.remote(),
@@ -189,9 +193,9 @@ unsafe impl Transport for ShmTransport {
                 });
             }
         });
-        if !again.is_empty() {
+        if !deferred.is_empty() {
             let (link, clock) = (peer.link.clone(), self.clock.clone());
-            self.runtime.spawn(after_refresh(link, again, clock));
+            self.runtime.spawn(after_refresh(link, deferred, clock));
         }
     }
 }
@@ -248,7 +252,7 @@ impl PartialTransport for ShmTransport {
             }
         }
         if any_missed && mapped.is_some() && link.is_stale() {
-            self.runtime.spawn(link.clone().refresh_alone());
+            self.runtime.spawn(link.clone().refresh_in_background());
         }
     }
 }
@@ -267,8 +271,8 @@ async fn after_refresh(link: Arc<Link>, ops: Vec<DeferredOperation>, clock: Shar
     for DeferredOperation { opcode, local, remote, share } in ops {
         let region = mapped.find(remote, local.len as u64).cloned();
         let result = match region {
-            _ if !refreshed => Err(gone()),
-            None => Err(closed(remote, local.len)),
+            _ if !refreshed => Err(owner_ended_error()),
+            None => Err(not_registered_error(remote, local.len)),
             Some(region) => {
                 let copy = Copy { link: link.clone(), region, opcode, local, remote };
                 // SAFETY: `find` saw the range in the region; the local bytes are promised until
@@ -432,19 +436,19 @@ mod tests {
         let owner = pair.owner.owner.clone();
         // A peer that enters and leaves is not affected.
         for _ in 0..3 {
-            owner.turn();
+            owner.detach_stalled();
             pair.write(&peer, region.addr(), 2).unwrap();
         }
         let inside = Link::enter(&*peer.link, &mapped).unwrap();
-        owner.turn();
+        owner.detach_stalled();
         assert!(region.registration().unwrap().is_reachable(), "the peer entered after the previous turn");
-        owner.turn();
+        owner.detach_stalled();
         assert!(!region.registration().unwrap().is_reachable());
         scribble(&mapped, 3);
         assert_eq!(byte(&memory, 0), 2, "the late write does not reach the memory");
         assert!(!inside.leave());
         assert_eq!(pair.write(&peer, region.addr(), 4).unwrap_err().kind(), ErrorKind::Invalid);
-        owner.turn();
+        owner.detach_stalled();
         drop(region);
     }
 
@@ -462,7 +466,7 @@ mod tests {
         assert_eq!(pair.write(&peer, private.addr(), 7).unwrap_err().kind(), ErrorKind::Invalid);
     }
 
-    /// The peer asks the owner again in the middle of the submission.
+    /// The peer refreshes the list of regions in the middle of the submission.
     #[test]
     fn memory_announced_in_the_middle_of_a_submission_is_found() {
         let pair = pair();

@@ -25,8 +25,8 @@ fn runtime() -> Runtime {
 #[test]
 #[ignore = "runs as the other process of the tests in this file"]
 fn owner() {
-    let mut orders = std::io::stdin().lines();
-    let Some(seed) = orders.next().and_then(|line| line.ok()?.parse::<u8>().ok()) else { return };
+    let mut commands = std::io::stdin().lines();
+    let Some(seed) = commands.next().and_then(|line| line.ok()?.parse::<u8>().ok()) else { return };
     let runtime = runtime();
     let node = ShmTransport::start(ShmConfig::default(), runtime.handle()).unwrap();
     let options = HostMemoryOptions { shared: Some(NAME.into()), ..Default::default() };
@@ -43,22 +43,22 @@ fn owner() {
         ..BufferDesc::default()
     });
     node.describe(&mut desc);
-    say(&String::from_utf8(desc.encode()).unwrap());
-    for line in orders {
+    print_line(&String::from_utf8(desc.encode()).unwrap());
+    for line in commands {
         match line.unwrap().as_str() {
             "close" => {
                 drop(region.take());
                 // A peer must not see any of the bytes written from now on.
                 let all = Region::<ShmTransport>::unregistered(memory.clone()).unwrap();
                 all.exclusive().unwrap().copy_from(0, &vec![seed + 1; LEN]).unwrap();
-                say("closed");
+                print_line("closed");
             }
             other => panic!("{other}?"),
         }
     }
 }
 
-fn say(line: &str) {
+fn print_line(line: &str) {
     let mut out = std::io::stdout();
     writeln!(out, "> {line}").unwrap();
     out.flush().unwrap();
@@ -89,14 +89,14 @@ impl Owner {
         loop {
             let line = self.lines.next().expect("the owner prints a line").unwrap();
             // The test harness prints lines, too, and begins a line.
-            if let Some((_, said)) = line.split_once("> ") {
-                return said.to_owned();
+            if let Some((_, text)) = line.split_once("> ") {
+                return text.to_owned();
             }
         }
     }
 
-    fn send_command(&mut self, what: &str) {
-        writeln!(self.child.stdin.as_mut().unwrap(), "{what}").unwrap();
+    fn send_command(&mut self, command: &str) {
+        writeln!(self.child.stdin.as_mut().unwrap(), "{command}").unwrap();
     }
 
     fn addr(&self) -> u64 {
@@ -168,8 +168,8 @@ fn a_killed_owner_is_unavailable_at_once_and_its_memory_is_unmapped() {
     // Under the same name as before.
     let owner = Owner::start(7);
     assert!(user.read(&peer, addr, 64).is_err(), "the old connection does not lead to the new owner");
-    let again = user.connect(&owner).unwrap();
-    assert_eq!(user.read(&again, owner.addr(), 64).unwrap(), [7; 64]);
+    let new_peer = user.connect(&owner).unwrap();
+    assert_eq!(user.read(&new_peer, owner.addr(), 64).unwrap(), [7; 64]);
     owner.kill();
 }
 

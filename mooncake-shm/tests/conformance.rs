@@ -70,7 +70,7 @@ mod by_threads {
     mooncake_transport::transport_conformance!(OnShm::new(ShmConfig {
         inline_bytes: 0,
         piece_bytes: 1000,
-        copiers: 3,
+        copy_threads: 3,
         ..ShmConfig::default()
     }));
 }

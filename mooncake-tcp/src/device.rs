@@ -6,52 +6,56 @@ use std::io;
 use mooncake_core::Result;
 use mooncake_core::memory::MemorySpan;
 use mooncake_transport::device::DeviceCopy;
-use mooncake_transport::stages::Stage;
+use mooncake_transport::staging_pool::StagingBuffer;
 use tokio::time::timeout;
 
 use crate::frame::{Framing, Request, STATUS_LEN, Status};
 use crate::session::{End, Session, readable};
 use crate::socket::{self, IoList};
-use crate::stages::STAGE;
+use crate::staging_pool::STAGING_BYTES;
 use crate::table::Range;
 
-fn no_wire(_: MemorySpan) -> Result<()> {
+fn no_registration(_: MemorySpan) -> Result<()> {
     Ok(())
 }
 
 impl Session {
     /// Receives the body of a write into device memory.
-    pub(crate) async fn take_body_to_device(&mut self, request: Request, range: &Range) -> Result<(), End> {
+    pub(crate) async fn receive_body_to_device(
+        &mut self,
+        request: Request,
+        range: &Range,
+    ) -> Result<(), End> {
         let len = range.len();
-        let mut stage = self.stage().await?;
-        let (mut at, mut filled) = (0, self.take_early(request, &stage)?);
+        let mut staging = self.staging().await?;
+        let (mut at, mut filled) = (0, self.copy_buffered(request, &staging)?);
         // The copy is in front of its buffer, so that it is dropped first. Its drop waits.
-        let mut flying: Option<(DeviceCopy, Stage<()>)> = None;
+        let mut in_flight: Option<(DeviceCopy, StagingBuffer<()>)> = None;
         loop {
-            let part = STAGE.min(len - at);
+            let part = STAGING_BYTES.min(len - at);
             while filled < part {
-                filled += self.receive_into(&stage, (filled, part), len - at == part).await?;
+                filled += self.receive_into(&staging, (filled, part), len - at == part).await?;
             }
             // The copies of one write run one after the other, so that a failed copy is noticed
             // before the next one begins.
-            let free = match flying.take() {
-                Some((copy, stage)) => {
+            let free = match in_flight.take() {
+                Some((copy, staging)) => {
                     copy.await.map_err(End::Device)?;
-                    Some(stage)
+                    Some(staging)
                 }
                 None => None,
             };
-            let source = stage.part(0, part).map_err(End::Device)?;
+            let source = staging.part(0, part).map_err(End::Device)?;
             // SAFETY: the buffer has no other user, and is kept until the copy is complete.
             let copy = unsafe { range.copy_in(at, source) };
-            let copy = self.begun(copy, request).await?;
+            let copy = self.check_begun(copy, request).await?;
             at += part;
             if at == len {
                 return copy.await.map_err(End::Device);
             }
             filled = 0;
-            match free.or_else(|| self.stages().try_take(no_wire)) {
-                Some(free) => flying = Some((copy, std::mem::replace(&mut stage, free))),
+            match free.or_else(|| self.staging_pool().try_take(no_registration)) {
+                Some(free) => in_flight = Some((copy, std::mem::replace(&mut staging, free))),
                 None => copy.await.map_err(End::Device)?,
             }
         }
@@ -60,38 +64,38 @@ impl Session {
     /// Sends a response from device memory. Every earlier response has been sent.
     pub(crate) async fn send_from_device(&mut self, request: Request, range: &Range) -> Result<(), End> {
         let len = range.len();
-        let mut stage = self.stage().await?;
+        let mut staging = self.staging().await?;
         // The first copy shows whether the device works, before the status frame promises the
         // bytes.
-        let first = STAGE.min(len);
-        self.copy_out(range, 0, &stage, first, request).await?;
+        let first = STAGING_BYTES.min(len);
+        self.copy_out(range, 0, &staging, first, request).await?;
         let frame = (request.framing == Framing::Acknowledged).then(|| Status::Ok.encode());
         let (mut at, mut part) = (0, first);
         loop {
-            let left = STAGE.min(len - at - part);
-            let spare = if left > 0 { self.stages().try_take(no_wire) } else { None };
-            let ahead = match spare {
-                Some(spare) => {
-                    let to = spare.part(0, left).map_err(End::Device)?;
+            let left = STAGING_BYTES.min(len - at - part);
+            let next_stage = if left > 0 { self.staging_pool().try_take(no_registration) } else { None };
+            let next_copy = match next_stage {
+                Some(next_stage) => {
+                    let to = next_stage.part(0, left).map_err(End::Device)?;
                     // SAFETY: the buffer has no other user, and is kept until the copy is complete.
                     let copy = unsafe { range.copy_out(at + part, to) };
-                    Some((copy.ok_or_else(|| cut_off(request))?.map_err(End::Broken)?, spare))
+                    Some((copy.ok_or_else(|| cut_off(request))?.map_err(End::Broken)?, next_stage))
                 }
                 None => None,
             };
             let frame = frame.filter(|_| at == 0);
-            self.send_stage(&stage, part, frame).await?;
+            self.send_staged(&staging, part, frame).await?;
             at += part;
             if at == len {
                 return Ok(());
             }
-            match ahead {
-                Some((copy, spare)) => {
+            match next_copy {
+                Some((copy, next_stage)) => {
                     copy.await.map_err(End::Broken)?;
-                    stage = spare;
+                    staging = next_stage;
                 }
                 None => {
-                    let outcome = self.copy_out(range, at, &stage, left, request).await;
+                    let outcome = self.copy_out(range, at, &staging, left, request).await;
                     outcome.map_err(|end| match end {
                         End::Device(error) => End::Broken(error),
                         End::Refused(request) => cut_off(request),
@@ -104,33 +108,33 @@ impl Session {
     }
 
     /// Takes a buffer, as soon as one is free.
-    async fn stage(&self) -> Result<Stage<()>, End> {
-        let taken = timeout(self.progress(), self.stages().take(no_wire)).await;
-        taken.map_err(|_| End::Stalled)?.map_err(End::Device)
+    async fn staging(&self) -> Result<StagingBuffer<()>, End> {
+        let staging = timeout(self.progress_timeout(), self.staging_pool().take(no_registration)).await;
+        staging.map_err(|_| End::Stalled)?.map_err(End::Device)
     }
 
     /// Copies the bytes that came along with the header into the buffer.
-    fn take_early(&mut self, request: Request, stage: &Stage<()>) -> Result<usize, End> {
-        let early = self.inbox().payload(request.len.min(STAGE as u64));
-        let place = stage.part(0, early.len()).map_err(End::Device)?;
+    fn copy_buffered(&mut self, request: Request, staging: &StagingBuffer<()>) -> Result<usize, End> {
+        let buffered = self.inbox().payload(request.len.min(STAGING_BYTES as u64));
+        let target = staging.part(0, buffered.len()).map_err(End::Device)?;
         // SAFETY: the buffer has that many bytes and no other user.
-        unsafe { socket::copy_to(early, place.ptr.as_ptr()) };
-        Ok(early.len())
+        unsafe { socket::copy_to(buffered, target.ptr.as_ptr()) };
+        Ok(buffered.len())
     }
 
     /// Receives into the part of a buffer between two offsets. Returns the received length. The
     /// inbox gets the bytes behind the end.
     async fn receive_into(
         &mut self,
-        stage: &Stage<()>,
+        staging: &StagingBuffer<()>,
         (from, to): (usize, usize),
         is_last: bool,
     ) -> Result<usize, End> {
         loop {
-            let place = stage.part(from, to - from).map_err(End::Device)?;
+            let target = staging.part(from, to - from).map_err(End::Device)?;
             let received = {
                 let mut list = IoList::<2>::new();
-                list.push(place.ptr.as_ptr(), place.len);
+                list.push(target.ptr.as_ptr(), target.len);
                 if is_last {
                     let space = self.inbox().space();
                     list.push(space.as_mut_ptr(), space.len());
@@ -141,14 +145,14 @@ impl Session {
             };
             match received {
                 Ok(n) => {
-                    let body = n.min(place.len);
+                    let body = n.min(target.len);
                     self.inbox().received(n - body);
                     return Ok(body);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     // The peer may wait for earlier responses before it sends more.
                     self.flush().await?;
-                    readable(self.stream(), Some(self.progress())).await?;
+                    readable(self.stream(), Some(self.progress_timeout())).await?;
                 }
                 Err(error) => return Err(error.into()),
             }
@@ -157,7 +161,11 @@ impl Session {
 
     /// Returns a copy, or the error of one that could not begin. If the memory is deregistered,
     /// earlier requests get their responses before the refusal.
-    async fn begun(&mut self, copy: Option<Result<DeviceCopy>>, request: Request) -> Result<DeviceCopy, End> {
+    async fn check_begun(
+        &mut self,
+        copy: Option<Result<DeviceCopy>>,
+        request: Request,
+    ) -> Result<DeviceCopy, End> {
         match copy {
             Some(copy) => copy.map_err(End::Device),
             None => {
@@ -171,20 +179,20 @@ impl Session {
         &mut self,
         range: &Range,
         at: usize,
-        stage: &Stage<()>,
+        staging: &StagingBuffer<()>,
         len: usize,
         request: Request,
     ) -> Result<(), End> {
-        let to = stage.part(0, len).map_err(End::Device)?;
+        let to = staging.part(0, len).map_err(End::Device)?;
         // SAFETY: the buffer has no other user, and outlives the copy, which ends here.
         let copy = unsafe { range.copy_out(at, to) };
-        self.begun(copy, request).await?.await.map_err(End::Device)
+        self.check_begun(copy, request).await?.await.map_err(End::Device)
     }
 
     /// Sends the front of a buffer, after a status frame if there is one.
-    async fn send_stage(
+    async fn send_staged(
         &mut self,
-        stage: &Stage<()>,
+        staging: &StagingBuffer<()>,
         len: usize,
         frame: Option<[u8; STATUS_LEN]>,
     ) -> Result<(), End> {
@@ -192,20 +200,20 @@ impl Session {
         let mut sent = 0;
         while sent < head.len() + len {
             let skip = sent.saturating_sub(head.len());
-            let place = stage.part(skip, len - skip).map_err(End::Device)?;
-            let now = {
+            let target = staging.part(skip, len - skip).map_err(End::Device)?;
+            let result = {
                 let mut list = IoList::<2>::new();
                 let rest = &head[sent.min(head.len())..];
                 list.push(rest.as_ptr().cast_mut(), rest.len());
-                list.push(place.ptr.as_ptr(), place.len);
+                list.push(target.ptr.as_ptr(), target.len);
                 // SAFETY: the parts are a status frame on this stack and a buffer without another
                 // user.
                 unsafe { socket::send(self.stream(), &mut list) }
             };
-            match now {
+            match result {
                 Ok(n) => sent += n,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    let writable = timeout(self.progress(), self.stream().writable()).await;
+                    let writable = timeout(self.progress_timeout(), self.stream().writable()).await;
                     writable.map_err(io::Error::from)??;
                 }
                 Err(error) => return Err(error.into()),

@@ -1,5 +1,5 @@
-//! Task of a lane. It connects, sends what submitters could not send, receives responses, checks
-//! deadlines, and decides what to do with the queue when a connection breaks.
+//! Task of a connection queue. It connects, sends what submitters could not send, receives
+//! responses, checks deadlines, and decides what to do with the queue when a connection breaks.
 
 use std::future::Future;
 use std::io;
@@ -15,9 +15,9 @@ use tokio::net::TcpStream;
 use tokio::runtime::Handle;
 use tokio::time::Sleep;
 
+use crate::connection_queue::{ConnectionQueue, Fault, Flushed, NEVER, QueueState};
 use crate::frame::{ADDRESS_REFUSED, Direction, STATUS_LEN, Status};
 use crate::hello;
-use crate::lane::{Fault, Flushed, Lane, LaneState, NEVER};
 use crate::piece::Piece;
 use crate::pool::Pool;
 use crate::socket::{self, Buffers, IoList};
@@ -26,8 +26,8 @@ use crate::socket::{self, Buffers, IoList};
 const GATHER: usize = 16;
 /// Number of connections that a request may lose before the first byte of its response arrives.
 const ATTEMPTS: u8 = 2;
-/// Pause of a lane whose connection attempt failed, while other lanes are connected.
-const REST: Duration = Duration::from_secs(1);
+/// Pause of a queue whose connection attempt failed, while other queues are connected.
+const CONNECT_BACKOFF: Duration = Duration::from_secs(1);
 
 type Dial = Pin<Box<dyn Future<Output = io::Result<TcpStream>> + Send>>;
 
@@ -40,18 +40,18 @@ pub(crate) struct Driver {
     /// no progress.
     probe: Option<(Moment, Dial)>,
     /// Connection established beside the current one, to replace it.
-    spare: Option<TcpStream>,
+    replacement: Option<TcpStream>,
     /// Consecutive connections that were replaced without a response.
-    overtaken: u32,
+    replaced_in_a_row: u32,
     /// Start of the current streak of replacements.
-    still_since: Option<Moment>,
+    replacing_since: Option<Moment>,
     /// Earliest time of the next connection attempt beside the current one.
     probe_not_before: Moment,
     timer: Option<Pin<Box<Sleep>>>,
     /// Parts of the responses in the last receive that are not payload, in the order of the pieces.
-    asides: [[u8; STATUS_LEN]; GATHER + 1],
+    status_buffers: [[u8; STATUS_LEN]; GATHER + 1],
     /// Number of pieces covered by the last receive.
-    listed: usize,
+    covered: usize,
     /// Number of those pieces that have been removed from the queue.
     completed: usize,
     /// Number of bytes of that receive that are not processed yet, because a sender was still
@@ -60,18 +60,18 @@ pub(crate) struct Driver {
     /// Byte beyond the expected ones. It belongs to a piece sent meanwhile, or is garbage.
     surplus: u8,
     /// Number of responses received over the current connection.
-    answers: u64,
+    response_count: u64,
     /// Pieces removed from the queue, to be completed once the lock is released.
-    answered: Vec<Piece>,
-    over: bool,
+    completed_pieces: Vec<Piece>,
+    has_ended: bool,
 }
 
-enum Turn {
-    Again,
+enum Step {
+    Repeat,
     /// More work is left, after other tasks have had their turn.
     Yield,
     Wait,
-    Over,
+    Ended,
 }
 
 impl Future for Driver {
@@ -79,24 +79,24 @@ impl Future for Driver {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         loop {
-            match self.turn(cx) {
-                Turn::Again => {}
-                Turn::Wait => return Poll::Pending,
-                Turn::Yield => {
+            match self.step(cx) {
+                Step::Repeat => {}
+                Step::Wait => return Poll::Pending,
+                Step::Yield => {
                     // Wakes the task after the runtime has looked at its sockets. A plain wake
                     // could delay that for long: a peer that accepts everything would keep its own
                     // response from being seen, and other tasks waiting.
                     let _ = std::pin::pin!(tokio::task::yield_now()).poll(cx);
                     return Poll::Pending;
                 }
-                Turn::Over => return Poll::Ready(()),
+                Step::Ended => return Poll::Ready(()),
             }
         }
     }
 }
 
 impl Driver {
-    /// Spawns the task of a lane.
+    /// Spawns the task of a queue.
     pub(crate) fn spawn(pool: Arc<Pool>, index: usize, runtime: &Handle) {
         runtime.spawn(Self::new(pool, index));
     }
@@ -107,153 +107,154 @@ impl Driver {
             index,
             dial: None,
             probe: None,
-            spare: None,
-            overtaken: 0,
-            still_since: None,
+            replacement: None,
+            replaced_in_a_row: 0,
+            replacing_since: None,
             probe_not_before: Moment(0),
             timer: None,
-            asides: [[0; STATUS_LEN]; GATHER + 1],
-            listed: 0,
+            status_buffers: [[0; STATUS_LEN]; GATHER + 1],
+            covered: 0,
             completed: 0,
             unprocessed: 0,
             surplus: 0,
-            answers: 0,
-            answered: Vec::new(),
-            over: false,
+            response_count: 0,
+            completed_pieces: Vec::new(),
+            has_ended: false,
         }
     }
 
-    fn turn(&mut self, cx: &mut Context<'_>) -> Turn {
+    fn step(&mut self, cx: &mut Context<'_>) -> Step {
         let pool = self.pool.clone();
-        let lane = pool.lane(self.index);
-        let mut state = lane.lock();
+        let queue = pool.queue(self.index);
+        let mut state = queue.lock();
         if !state.waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
             state.waker = Some(cx.waker().clone());
         }
         if state.closed || state.fault.is_some() {
             if state.sending {
-                state.awaited = true;
-                return Turn::Wait;
+                state.task_awaits_send = true;
+                return Step::Wait;
             }
             if state.closed {
                 drop(state);
                 self.end("the transport is closed");
-                return Turn::Over;
+                return Step::Ended;
             }
-            self.close_faulty(lane, state);
-            return Turn::Again;
+            self.close_faulty(queue, state);
+            return Step::Repeat;
         }
         let stream = state.stream.clone();
         let now = pool.clock.now();
-        let given_up = Self::sweep(lane, &mut state);
-        let late = self.watch(lane, &mut state, now, cx);
+        let cancelled = Self::remove_cancelled(queue, &mut state);
+        let expired = self.check_deadlines(queue, &mut state, now, cx);
         self.check_probe(&mut state, now, cx);
-        let again = state.fault.is_some();
+        let has_fault = state.fault.is_some();
         drop(state);
-        for piece in given_up {
-            piece.done.give_back();
+        for piece in cancelled {
+            piece.done.finish_cancelled();
         }
-        if let Some(late) = late {
-            for piece in late {
+        if let Some(expired) = expired {
+            for piece in expired {
                 piece.finish(Err(pool.deadline_error()));
             }
-            return Turn::Again;
+            return Step::Repeat;
         }
-        if again {
-            return Turn::Again;
+        if has_fault {
+            return Step::Repeat;
         }
         match stream {
-            None => self.dial(lane, cx),
-            Some(stream) => self.exchange(lane, &stream, cx),
+            None => self.dial(queue, cx),
+            Some(stream) => self.exchange(queue, &stream, cx),
         }
     }
 
-    fn dial(&mut self, lane: &Lane, cx: &mut Context<'_>) -> Turn {
+    fn dial(&mut self, queue: &ConnectionQueue, cx: &mut Context<'_>) -> Step {
         let (began, dial) = match &mut self.dial {
             Some(dial) => dial,
             none => {
-                let mut state = lane.lock();
+                let mut state = queue.lock();
                 if state.pieces.is_empty() {
-                    state.driven = false;
+                    state.has_task = false;
                     // The timer belongs to this driver; the next one sets its own.
-                    state.armed = NEVER;
-                    self.over = true;
-                    return Turn::Over;
+                    state.timer_at = NEVER;
+                    self.has_ended = true;
+                    return Step::Ended;
                 }
                 none.insert((self.pool.clock.now(), Box::pin(connect(self.pool.clone()))))
             }
         };
-        let Poll::Ready(result) = dial.as_mut().poll(cx) else { return Turn::Wait };
+        let Poll::Ready(result) = dial.as_mut().poll(cx) else { return Step::Wait };
         let began = *began;
         self.dial = None;
         match result {
             Ok(stream) => {
-                let mut state = lane.lock();
+                let mut state = queue.lock();
                 state.stream = Some(Arc::new(stream));
-                state.moved = self.pool.clock.now();
-                lane.set_open(true);
+                state.last_progress = self.pool.clock.now();
+                queue.set_open(true);
                 self.pool.record_connect();
-                self.answers = 0;
+                self.response_count = 0;
             }
             Err(error) => {
                 tracing::debug!(peer = %self.pool, %error, "cannot connect");
                 let mut pieces = Vec::new();
-                lane.take_if(&mut lane.lock(), 0, |_| true, &mut pieces);
-                self.rest(lane);
+                queue.take_if(&mut queue.lock(), 0, |_| true, &mut pieces);
+                self.back_off(queue);
                 self.pool.record_connect_failure(self.index, began, &error);
                 self.pool.reroute_or_fail(self.index, pieces, &error);
             }
         }
-        Turn::Again
+        Step::Repeat
     }
 
-    fn exchange(&mut self, lane: &Lane, stream: &TcpStream, cx: &mut Context<'_>) -> Turn {
-        let flushed = lane.flush(&*self.pool.clock, &self.pool.config);
+    fn exchange(&mut self, queue: &ConnectionQueue, stream: &TcpStream, cx: &mut Context<'_>) -> Step {
+        let flushed = queue.flush(&*self.pool.clock, &self.pool.config);
         let writable = match flushed {
             Flushed::All => false,
             Flushed::More => true,
             Flushed::Blocked => stream.poll_write_ready(cx).is_ready(),
         };
-        let mut early = self.unprocessed > 0 || lane.lock().answered_early();
-        if early {
-            self.assign_received(lane);
-            early = self.unprocessed > 0 || lane.lock().answered_early();
+        let mut has_pending_response = self.unprocessed > 0 || queue.lock().has_early_response();
+        if has_pending_response {
+            self.assign_received(queue);
+            has_pending_response = self.unprocessed > 0 || queue.lock().has_early_response();
         }
         // Later bytes must follow earlier ones, even if the peer only closes the connection.
-        let readable = !early && stream.poll_read_ready(cx).is_ready();
+        let readable = !has_pending_response && stream.poll_read_ready(cx).is_ready();
         if readable {
-            match self.receive(lane, stream) {
+            match self.receive(queue, stream) {
                 Ok(n) => {
                     self.unprocessed = n;
-                    self.assign_received(lane);
+                    self.assign_received(queue);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => {
-                    lane.lock().fault.get_or_insert(Fault::Io(error));
+                    queue.lock().fault.get_or_insert(Fault::Io(error));
                 }
             }
         }
         // A fault found by the flush above has already woken this task.
         match flushed {
-            _ if readable => Turn::Again,
-            Flushed::More => Turn::Yield,
-            _ if writable => Turn::Again,
-            _ => Turn::Wait,
+            _ if readable => Step::Repeat,
+            Flushed::More => Step::Yield,
+            _ if writable => Step::Repeat,
+            _ => Step::Wait,
         }
     }
 
     /// Performs one receive into the memory of the pieces whose responses are due.
-    fn receive(&mut self, lane: &Lane, stream: &TcpStream) -> io::Result<usize> {
+    fn receive(&mut self, queue: &ConnectionQueue, stream: &TcpStream) -> io::Result<usize> {
         let mut list = IoList::<{ 2 * GATHER + 1 }>::new();
-        (self.listed, self.completed) = (0, 0);
+        (self.covered, self.completed) = (0, 0);
         {
-            let state = lane.lock();
+            let state = queue.lock();
             let mut skip = state.received;
-            for (piece, aside) in state.pieces.iter().take(state.expected().min(GATHER)).zip(&mut self.asides)
+            for (piece, status_buffer) in
+                state.pieces.iter().take(state.expected().min(GATHER)).zip(&mut self.status_buffers)
             {
-                piece.incoming(skip, aside, &mut list);
+                piece.push_response(skip, status_buffer, &mut list);
                 skip = 0;
-                self.listed += 1;
+                self.covered += 1;
             }
         }
         // A receive that does not fill its list has emptied the socket, so the list is always
@@ -263,157 +264,160 @@ impl Driver {
         // removes from the queue.
         let received = unsafe { socket::receive(stream, &mut list) };
         if received.is_ok() {
-            lane.lock().moved = self.pool.clock.now();
+            queue.lock().last_progress = self.pool.clock.now();
         }
         received
     }
 
     /// Assigns the received bytes to the pieces, in order, and completes those whose response is
     /// complete.
-    fn assign_received(&mut self, lane: &Lane) {
-        let mut state = lane.lock();
+    fn assign_received(&mut self, queue: &ConnectionQueue) {
+        let mut state = queue.lock();
         while state.expected() > 0 {
             let Some(piece) = state.pieces.front() else { break };
-            let (status_len, answer_len) = (piece.status_len(), piece.answer_len());
-            if self.completed == self.listed && self.unprocessed == 1 && state.received == 0 {
-                piece.incoming_first(self.surplus, &mut self.asides[self.completed]);
+            let (status_len, response_len) = (piece.status_len(), piece.response_len());
+            if self.completed == self.covered && self.unprocessed == 1 && state.received == 0 {
+                piece.store_first_byte(self.surplus, &mut self.status_buffers[self.completed]);
             }
             let before = state.received;
-            let part = self.unprocessed.min(answer_len - before);
+            let part = self.unprocessed.min(response_len - before);
             self.unprocessed -= part;
             state.received += part;
             if before < status_len && state.received >= status_len {
-                state.fault = match Status::decode(self.asides[self.completed]) {
+                state.fault = match Status::decode(self.status_buffers[self.completed]) {
                     Ok(Status::Ok) => None,
                     Ok(Status::Refused(code)) => Some(Fault::Refused(code)),
-                    Err(error) => Some(Fault::Garbage(error.to_string())),
+                    Err(error) => Some(Fault::ProtocolViolation(error.to_string())),
                 };
             }
-            if state.fault.is_some() || state.received < answer_len {
+            if state.fault.is_some() || state.received < response_len {
                 break;
             }
             if state.next == 0 {
                 if state.sending {
                     // A send still uses the memory of the piece.
-                    state.awaited = true;
+                    state.task_awaits_send = true;
                     break;
                 }
-                self.unprocessed_is_garbage(&mut state);
+                self.fail_unprocessed(&mut state);
                 break;
             }
             self.completed += 1;
-            self.answered.extend(lane.pop(&mut state));
+            self.completed_pieces.extend(queue.pop(&mut state));
         }
-        if !state.awaited {
-            self.unprocessed_is_garbage(&mut state);
+        if !state.task_awaits_send {
+            self.fail_unprocessed(&mut state);
         }
-        self.answers += self.answered.len() as u64;
-        if !self.answered.is_empty() {
-            (self.overtaken, self.still_since) = (0, None);
+        self.response_count += self.completed_pieces.len() as u64;
+        if !self.completed_pieces.is_empty() {
+            (self.replaced_in_a_row, self.replacing_since) = (0, None);
         }
-        if self.answers > 1 {
-            state.careful = false;
+        if self.response_count > 1 {
+            state.one_at_a_time = false;
         }
         drop(state);
         if self.unprocessed == 0 {
             // A partly received status frame moves along with its piece.
             if self.completed <= GATHER {
-                self.asides.swap(0, self.completed);
+                self.status_buffers.swap(0, self.completed);
             }
-            (self.listed, self.completed) = (0, 0);
+            (self.covered, self.completed) = (0, 0);
         }
-        for piece in self.answered.drain(..) {
+        for piece in self.completed_pieces.drain(..) {
             piece.finish(Ok(()));
         }
     }
 
-    fn unprocessed_is_garbage(&mut self, state: &mut LaneState) {
+    fn fail_unprocessed(&mut self, state: &mut QueueState) {
         if self.unprocessed > 0 && state.fault.is_none() {
-            state.fault = Some(Fault::Garbage("received more bytes than requested".into()));
+            state.fault = Some(Fault::ProtocolViolation("received more bytes than requested".into()));
         }
         self.unprocessed = 0;
     }
 
     /// Removes cancelled pieces of which no byte has been sent.
-    fn sweep(lane: &Lane, state: &mut LaneState) -> Vec<Piece> {
-        let mut given_up = Vec::new();
-        if state.sweep && state.sending {
+    fn remove_cancelled(queue: &ConnectionQueue, state: &mut QueueState) -> Vec<Piece> {
+        let mut cancelled = Vec::new();
+        if state.may_contain_cancelled && state.sending {
             // Pieces must not move now; this task runs again when the sender is done.
-            state.awaited = true;
-        } else if std::mem::take(&mut state.sweep) {
+            state.task_awaits_send = true;
+        } else if std::mem::take(&mut state.may_contain_cancelled) {
             let begun = state.begun();
-            lane.take_if(state, begun, |piece| piece.done.is_given_up(), &mut given_up);
+            queue.take_if(state, begun, |piece| piece.done.is_cancelled(), &mut cancelled);
         }
-        given_up
+        cancelled
     }
 
     /// Sets the timer for the next deadline. When a deadline has passed, removes the unsent pieces
     /// that are late, and marks the connection as faulty if a sent piece is late.
-    fn watch(
+    fn check_deadlines(
         &mut self,
-        lane: &Lane,
-        state: &mut LaneState,
+        queue: &ConnectionQueue,
+        state: &mut QueueState,
         now: Moment,
         cx: &mut Context<'_>,
     ) -> Option<Vec<Piece>> {
         if !state.pieces.is_empty() {
             let mut due = state.earliest.min(self.stalled_at(state));
             if state.stream.is_some() && self.probe.is_none() {
-                let soonest = if state.begun() > 0 { now } else { now.after(self.pool.config.probe_after) };
-                due = due.min(self.probe_at(state).max(soonest));
+                let earliest_probe =
+                    if state.begun() > 0 { now } else { now.after(self.pool.config.probe_after) };
+                due = due.min(self.probe_at(state).max(earliest_probe));
             }
-            if due < state.armed {
+            if due < state.timer_at {
                 // A timer may fire up to a millisecond early.
                 let span = due.since(now) + Duration::from_millis(1);
                 self.timer = Some(Box::pin(tokio::time::sleep(span)));
-                state.armed = due;
+                state.timer_at = due;
             }
         }
         if self.timer.as_mut()?.as_mut().poll(cx).is_pending() {
             return None;
         }
         self.timer = None;
-        state.armed = NEVER;
+        state.timer_at = NEVER;
         if state.sending {
             // Pieces must not move now; this task runs again when the sender is done.
-            state.awaited = true;
+            state.task_awaits_send = true;
             return None;
         }
         let begun = state.begun();
-        let mut late = Vec::new();
-        lane.take_if(state, begun, |piece| piece.deadline <= now, &mut late);
+        let mut expired = Vec::new();
+        queue.take_if(state, begun, |piece| piece.deadline <= now, &mut expired);
         if state.pieces.iter().take(begun).any(|piece| piece.deadline <= now) {
             state.fault.get_or_insert(Fault::Expired);
         } else if begun > 0 && self.stalled_at(state) <= now {
             state.fault.get_or_insert(Fault::Stalled);
         } else if begun > 0 && self.probe.is_none() && self.probe_at(state) <= now {
-            self.probe = Some((state.moved, Box::pin(connect(self.pool.clone()))));
+            self.probe = Some((state.last_progress, Box::pin(connect(self.pool.clone()))));
         }
-        Some(late)
+        Some(expired)
     }
 
     /// Returns the time at which a peer that moves no byte is given up, over this connection or
     /// those before it.
-    fn stalled_at(&self, state: &LaneState) -> Moment {
+    fn stalled_at(&self, state: &QueueState) -> Moment {
         let config = &self.pool.config;
-        let alone = state.moved.after(config.answer_timeout);
-        self.still_since.map_or(alone, |since| {
-            alone.min(since.after(config.answer_timeout).max(state.moved.after(config.probe_after)))
+        let own_limit = state.last_progress.after(config.response_timeout);
+        self.replacing_since.map_or(own_limit, |since| {
+            own_limit
+                .min(since.after(config.response_timeout).max(state.last_progress.after(config.probe_after)))
         })
     }
 
     /// Returns the time of the next connection attempt beside one without progress. The time grows
     /// with each useless attempt.
-    fn probe_at(&self, state: &LaneState) -> Moment {
-        let patience = self.pool.config.probe_after.saturating_mul(1 << self.overtaken.min(5));
-        state.moved.after(patience).max(self.probe_not_before)
+    fn probe_at(&self, state: &QueueState) -> Moment {
+        let delay = self.pool.config.probe_after.saturating_mul(1 << self.replaced_in_a_row.min(5));
+        state.last_progress.after(delay).max(self.probe_not_before)
     }
 
     /// Checks whether the connection beside the current one has been established while that one
     /// made no progress.
-    fn check_probe(&mut self, state: &mut LaneState, now: Moment, cx: &mut Context<'_>) {
+    fn check_probe(&mut self, state: &mut QueueState, now: Moment, cx: &mut Context<'_>) {
         let Some((since, dial)) = &mut self.probe else { return };
-        let Some(stream) = state.stream.as_ref().filter(|_| state.moved == *since && state.begun() > 0)
+        let Some(stream) =
+            state.stream.as_ref().filter(|_| state.last_progress == *since && state.begun() > 0)
         else {
             self.probe = None;
             return;
@@ -423,14 +427,14 @@ impl Driver {
         // when it resumes: after the repeated request, and after later writes. So a write that has
         // begun is repeated only if the network has lost it.
         let writes = state.pieces.iter().take(state.begun()).any(|piece| piece.direction == Direction::Write);
-        let may_move = !writes || socket::is_retransmitting(stream);
+        let may_resend = !writes || socket::is_retransmitting(stream);
         self.probe = None;
         match result {
-            Ok(spare) if may_move => {
-                self.still_since.get_or_insert(state.moved);
-                self.overtaken += 1;
-                self.spare = Some(spare);
-                state.fault.get_or_insert(Fault::Overtaken);
+            Ok(replacement) if may_resend => {
+                self.replacing_since.get_or_insert(state.last_progress);
+                self.replaced_in_a_row += 1;
+                self.replacement = Some(replacement);
+                state.fault.get_or_insert(Fault::Replaced);
             }
             _ => {
                 self.probe_not_before = now.after(self.pool.config.probe_after);
@@ -441,72 +445,76 @@ impl Driver {
     }
 
     /// Closes a broken connection and sorts its queue into failed pieces and pieces to send again.
-    fn close_faulty(&mut self, lane: &Lane, mut state: parking_lot::MutexGuard<'_, LaneState>) {
+    fn close_faulty(&mut self, queue: &ConnectionQueue, mut state: parking_lot::MutexGuard<'_, QueueState>) {
         let Some(fault) = state.fault.take() else { return };
-        let (begun, answering) = (state.begun(), state.received > 0);
+        let (begun, response_begun) = (state.begun(), state.received > 0);
         (state.next, state.sent, state.received) = (0, 0, 0);
-        (self.listed, self.completed, self.unprocessed) = (0, 0, 0);
-        let fresh = self.answers == 0;
-        let spare = self.spare.take().filter(|_| matches!(fault, Fault::Overtaken));
-        (self.probe, self.answers) = (None, 0);
-        lane.set_open(spare.is_some());
-        let stream = std::mem::replace(&mut state.stream, spare.map(Arc::new));
+        (self.covered, self.completed, self.unprocessed) = (0, 0, 0);
+        let no_response_yet = self.response_count == 0;
+        let replacement = self.replacement.take().filter(|_| matches!(fault, Fault::Replaced));
+        (self.probe, self.response_count) = (None, 0);
+        queue.set_open(replacement.is_some());
+        let stream = std::mem::replace(&mut state.stream, replacement.map(Arc::new));
         // Pieces to send again may have been cancelled.
-        state.sweep = true;
+        state.may_contain_cancelled = true;
         let mut failed = Vec::new();
         let now = self.pool.clock.now();
         let first_fails = match fault {
-            Fault::Refused(_) | Fault::Garbage(_) => true,
-            Fault::Io(_) => answering,
-            Fault::Expired | Fault::Stalled | Fault::Overtaken => false,
+            Fault::Refused(_) | Fault::ProtocolViolation(_) => true,
+            Fault::Io(_) => response_begun,
+            Fault::Expired | Fault::Stalled | Fault::Replaced => false,
         };
         // The connection broke under the first request. Later requests may be sent again without
         // limit, but one by one: a response can be lost with a connection that is closed over
         // unread requests.
-        if matches!(fault, Fault::Io(_) | Fault::Garbage(_)) && begun > 0 {
-            state.careful = true;
+        if matches!(fault, Fault::Io(_) | Fault::ProtocolViolation(_)) && begun > 0 {
+            state.one_at_a_time = true;
             if let Some(first) = state.pieces.front_mut() {
                 first.attempts += 1;
             }
         }
         let mut first = true;
-        lane.take_if(
+        queue.take_if(
             &mut state,
             0,
             |piece| {
-                let head = std::mem::replace(&mut first, false);
+                let is_first = std::mem::replace(&mut first, false);
                 match fault {
                     Fault::Stalled => true,
                     Fault::Expired => piece.deadline <= now,
-                    _ => (head && first_fails && begun > 0) || piece.attempts >= ATTEMPTS,
+                    _ => (is_first && first_fails && begun > 0) || piece.attempts >= ATTEMPTS,
                 }
             },
             &mut failed,
         );
-        let mut moved = Vec::new();
-        if fresh && begun > 0 && matches!(fault, Fault::Io(_)) && self.pool.another_is_open(self.index) {
-            lane.take_if(&mut state, 0, |_| true, &mut moved);
+        let mut rerouted = Vec::new();
+        if no_response_yet
+            && begun > 0
+            && matches!(fault, Fault::Io(_))
+            && self.pool.another_is_open(self.index)
+        {
+            queue.take_if(&mut state, 0, |_| true, &mut rerouted);
         }
         drop(state);
         if let Some(stream) = stream {
             // Bytes in the buffer of the kernel must not be sent later, when their request has been
             // repeated or has failed.
-            socket::abandon(&stream);
+            socket::reset_on_close(&stream);
         }
         tracing::debug!(peer = %self.pool, ?fault, failed = failed.len(), "data connection closed");
         for piece in failed {
             let error = self.piece_error(&fault, &piece);
             piece.finish(Err(error));
         }
-        if !moved.is_empty() {
-            self.rest(lane);
-            let lost = io::Error::from(io::ErrorKind::ConnectionReset);
-            self.pool.reroute_or_fail(self.index, moved, &lost);
+        if !rerouted.is_empty() {
+            self.back_off(queue);
+            let connection_lost = io::Error::from(io::ErrorKind::ConnectionReset);
+            self.pool.reroute_or_fail(self.index, rerouted, &connection_lost);
         }
     }
 
-    fn rest(&self, lane: &Lane) {
-        lane.rest(self.pool.clock.now().after(REST));
+    fn back_off(&self, queue: &ConnectionQueue) {
+        queue.back_off(self.pool.clock.now().after(CONNECT_BACKOFF));
     }
 
     fn piece_error(&self, fault: &Fault, piece: &Piece) -> Error {
@@ -519,50 +527,50 @@ impl Driver {
             Fault::Refused(code) => {
                 Error::new(ErrorCode::TransferFail, format!("{pool} refused a transfer with code {code}"))
             }
-            Fault::Garbage(text) => Error::new(ErrorCode::TransferFail, format!("{pool}: {text}")),
+            Fault::ProtocolViolation(text) => Error::new(ErrorCode::TransferFail, format!("{pool}: {text}")),
             Fault::Io(error) => {
                 Error::new(ErrorCode::TransferFail, format!("lost the connection to {pool}: {error}"))
             }
-            Fault::Expired | Fault::Overtaken => pool.deadline_error(),
+            Fault::Expired | Fault::Replaced => pool.deadline_error(),
             Fault::Stalled => Error::new(
                 ErrorCode::RpcTimeout,
-                format!("{pool} has moved no byte for {:?}", pool.config.answer_timeout),
+                format!("{pool} has moved no byte for {:?}", pool.config.response_timeout),
             ),
         }
     }
 
-    /// Fails all remaining pieces and resets the lane.
-    fn end(&mut self, why: &'static str) {
-        self.over = true;
+    /// Fails all remaining pieces and resets the queue.
+    fn end(&mut self, reason: &'static str) {
+        self.has_ended = true;
         let pool = self.pool.clone();
-        let lane = pool.lane(self.index);
-        let mut state = lane.lock();
+        let queue = pool.queue(self.index);
+        let mut state = queue.lock();
         while state.sending {
             // Waits for one nonblocking send on another thread.
             drop(state);
             std::thread::yield_now();
-            state = lane.lock();
+            state = queue.lock();
         }
-        let mut left = Vec::new();
+        let mut unfinished = Vec::new();
         (state.next, state.sent, state.received) = (0, 0, 0);
-        lane.take_if(&mut state, 0, |_| true, &mut left);
+        queue.take_if(&mut state, 0, |_| true, &mut unfinished);
         let stream = state.stream.take();
         state.fault = None;
         state.waker = None;
-        state.armed = NEVER;
-        state.driven = false;
-        lane.set_open(false);
+        state.timer_at = NEVER;
+        state.has_task = false;
+        queue.set_open(false);
         drop(state);
         drop(stream);
-        for piece in left {
-            piece.finish(Err(Error::new(ErrorCode::TransferFail, why)));
+        for piece in unfinished {
+            piece.finish(Err(Error::new(ErrorCode::TransferFail, reason)));
         }
     }
 }
 
 impl Drop for Driver {
     fn drop(&mut self) {
-        if !self.over {
+        if !self.has_ended {
             self.end("the runtime is shutting down");
         }
     }
@@ -572,20 +580,20 @@ impl Drop for Driver {
 async fn connect(pool: Arc<Pool>) -> io::Result<TcpStream> {
     let stream = open(&pool).await?;
     let Some(instance) = pool.instance() else { return Ok(stream) };
-    let introduced = async {
-        match hello::introduce(&stream, instance).await {
+    let exchange = async {
+        match hello::exchange_hello(&stream, instance).await {
             Ok(()) => Ok(stream),
             // A node at its limit closes connections that have not sent a request yet.
             Err(error) if is_closed(&error) => {
                 let stream = open(&pool).await?;
-                hello::introduce(&stream, instance).await.map(|()| stream)
+                hello::exchange_hello(&stream, instance).await.map(|()| stream)
             }
             Err(error) => Err(error),
         }
     };
     // The kernel accepts connections of a process that is stopped or busy. The hello has the same
     // timeout as any other response.
-    tokio::time::timeout(pool.config.answer_timeout, introduced).await?
+    tokio::time::timeout(pool.config.response_timeout, exchange).await?
 }
 
 fn is_closed(error: &io::Error) -> bool {
@@ -597,6 +605,6 @@ async fn open(pool: &Pool) -> io::Result<TcpStream> {
     let config = &pool.config;
     let stream =
         tokio::time::timeout(config.connect_timeout, net::connect(pool.host(), pool.port())).await??;
-    socket::tune(&stream, Buffers { send: config.send_buffer, receive: config.receive_buffer })?;
+    socket::set_options(&stream, Buffers { send: config.send_buffer, receive: config.receive_buffer })?;
     Ok(stream)
 }

@@ -181,7 +181,7 @@ pub(crate) mod tests {
         }
 
         #[test]
-        fn status_is_told_from_garbage(frame: [u8; 8]) {
+        fn status_decoding_rejects_garbage(frame: [u8; 8]) {
             match Status::decode(frame) {
                 Ok(status) => prop_assert_eq!(status.encode(), frame),
                 Err(error) => prop_assert!(frame[4..] != *b"VTCM" && error.0 == frame),

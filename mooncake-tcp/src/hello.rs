@@ -24,7 +24,7 @@ pub const INSTANCE_KEY: &str = "tcp_instance";
 /// Length of a hello in bytes: that of a request header.
 pub const HELLO_LEN: usize = HEADER_LEN;
 /// Length of the response to a hello in bytes.
-pub const ANSWER_LEN: usize = STATUS_LEN + 8;
+pub const HELLO_RESPONSE_LEN: usize = STATUS_LEN + 8;
 /// Code of the status frame in the response when the hello names another instance.
 pub const OTHER_INSTANCE: u32 = 3;
 
@@ -58,27 +58,27 @@ impl Hello {
     }
 }
 
-/// Answer to a hello: a status frame and the instance of the process that answers.
+/// Response to a hello: a status frame and the instance of the process that responds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Answer {
+pub struct HelloResponse {
     /// True if the process serves the requests that follow. Otherwise it closes the connection.
     pub accepted: bool,
-    /// Process that answers.
+    /// Process that responds.
     pub instance: Instance,
 }
 
-impl Answer {
+impl HelloResponse {
     /// Returns the frame.
-    pub fn encode(self) -> [u8; ANSWER_LEN] {
+    pub fn encode(self) -> [u8; HELLO_RESPONSE_LEN] {
         let status = if self.accepted { Status::Ok } else { Status::Refused(OTHER_INSTANCE) };
-        let mut frame = [0; ANSWER_LEN];
+        let mut frame = [0; HELLO_RESPONSE_LEN];
         frame[..STATUS_LEN].copy_from_slice(&status.encode());
         frame[STATUS_LEN..].copy_from_slice(&self.instance.0.to_le_bytes());
         frame
     }
 
     /// Parses a frame; `None` for any other frame than the response to a hello.
-    pub fn decode(frame: &[u8; ANSWER_LEN]) -> Option<Self> {
+    pub fn decode(frame: &[u8; HELLO_RESPONSE_LEN]) -> Option<Self> {
         let (status, instance) = frame.split_first_chunk::<STATUS_LEN>()?;
         let accepted = match Status::decode(*status) {
             Ok(Status::Ok) => true,
@@ -93,25 +93,25 @@ impl Answer {
 /// Sends the hello and waits for the response.
 ///
 /// # Errors
-/// Returns [`OtherInstance`] if anything but the wanted instance responds, `UnexpectedEof` if the
+/// Returns [`OtherInstance`] if anything but the expected instance responds, `UnexpectedEof` if the
 /// connection is closed without a response, and errors of the socket.
-pub(crate) async fn introduce(stream: &TcpStream, wanted: Instance) -> io::Result<()> {
-    send(stream, &Hello { instance: wanted }.encode()).await?;
-    let (mut answer, mut len) = ([0; ANSWER_LEN], 0);
-    while len < ANSWER_LEN {
+pub(crate) async fn exchange_hello(stream: &TcpStream, expected: Instance) -> io::Result<()> {
+    send(stream, &Hello { instance: expected }.encode()).await?;
+    let (mut response, mut len) = ([0; HELLO_RESPONSE_LEN], 0);
+    while len < HELLO_RESPONSE_LEN {
         stream.readable().await?;
-        match stream.try_read(&mut answer[len..]) {
+        match stream.try_read(&mut response[len..]) {
             Ok(0) if len == 0 => return Err(io::ErrorKind::UnexpectedEof.into()),
             // A node without hellos sends a status frame at most, then closes.
-            Ok(0) => return Err(OtherInstance { wanted, found: None }.into()),
+            Ok(0) => return Err(OtherInstance { expected, found: None }.into()),
             Ok(n) => len += n,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => return Err(error),
         }
     }
-    match Answer::decode(&answer) {
-        Some(Answer { accepted: true, instance }) if instance == wanted => Ok(()),
-        other => Err(OtherInstance { wanted, found: other.map(|answer| answer.instance) }.into()),
+    match HelloResponse::decode(&response) {
+        Some(HelloResponse { accepted: true, instance }) if instance == expected => Ok(()),
+        other => Err(OtherInstance { expected, found: other.map(|response| response.instance) }.into()),
     }
 }
 
@@ -138,11 +138,11 @@ mod tests {
         let hello = Hello { instance: Instance(0x0102_0304_0506_0708) };
         assert_eq!(&hello.encode(), b"\0\0\0\0\0\0\0\0\x08\x07\x06\x05\x04\x03\x02\x01\xc8MCHELLO");
         assert_eq!(Hello::decode(&hello.encode()), Some(hello));
-        let answer = Answer { accepted: false, instance: Instance(1) };
-        assert_eq!(&answer.encode(), b"\x03\0\0\0VTCM\x01\0\0\0\0\0\0\0");
+        let response = HelloResponse { accepted: false, instance: Instance(1) };
+        assert_eq!(&response.encode(), b"\x03\0\0\0VTCM\x01\0\0\0\0\0\0\0");
         for accepted in [true, false] {
-            let answer = Answer { accepted, ..answer };
-            assert_eq!(Answer::decode(&answer.encode()), Some(answer));
+            let response = HelloResponse { accepted, ..response };
+            assert_eq!(HelloResponse::decode(&response.encode()), Some(response));
         }
     }
 

@@ -94,7 +94,7 @@ mod tests {
     use crate::frame::tests::request;
 
     #[test]
-    fn a_full_inbox_has_room_again_after_a_partial_header() {
+    fn inbox_has_space_after_partial_header() {
         let mut inbox = Inbox::new();
         let len = inbox.space().len();
         inbox.received(len);

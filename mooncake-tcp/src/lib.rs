@@ -3,6 +3,8 @@
 #![deny(unsafe_code)]
 
 #[allow(unsafe_code)]
+mod connection_queue;
+#[allow(unsafe_code)]
 mod device;
 #[allow(unsafe_code)]
 mod driver;
@@ -10,8 +12,6 @@ pub mod frame;
 mod gate;
 pub mod hello;
 pub mod inbox;
-#[allow(unsafe_code)]
-mod lane;
 #[allow(unsafe_code)]
 mod piece;
 #[allow(unsafe_code)]
@@ -21,7 +21,7 @@ mod server;
 mod session;
 #[allow(unsafe_code)]
 mod socket;
-mod stages;
+mod staging_pool;
 mod sync;
 #[allow(unsafe_code)]
 mod table;

@@ -9,7 +9,7 @@ use mooncake_transport::Completion;
 use crate::frame::{Direction, Framing, HEADER_LEN, Request, STATUS_LEN};
 use crate::socket::IoList;
 
-/// Transfer, or a stripe of one, in the queue of a lane.
+/// Transfer, or a stripe of one, in the queue of a connection.
 #[derive(Debug)]
 pub(crate) struct Piece {
     pub(crate) local: NonNull<u8>,
@@ -68,7 +68,7 @@ impl Piece {
 
     /// Appends the bytes to send, without the first `skip` bytes and with at most `limit` bytes of
     /// memory. Returns false if the list is full.
-    pub(crate) fn outgoing<const N: usize>(
+    pub(crate) fn push_request<const N: usize>(
         &self,
         headers: &Headers,
         mut skip: usize,
@@ -95,7 +95,7 @@ impl Piece {
     }
 
     /// Returns the length of the response.
-    pub(crate) fn answer_len(&self) -> usize {
+    pub(crate) fn response_len(&self) -> usize {
         let bytes = match self.direction {
             Direction::Read => self.len,
             Direction::Write => usize::from(self.confirms()),
@@ -103,29 +103,30 @@ impl Piece {
         self.status_len() + bytes
     }
 
-    /// Appends the memory ranges of the response, without its first `skip` bytes. `aside` receives
-    /// the bytes that are not payload.
-    pub(crate) fn incoming<const N: usize>(
+    /// Appends the memory ranges of the response, without its first `skip` bytes. `status_buffer`
+    /// receives the bytes that are not payload.
+    pub(crate) fn push_response<const N: usize>(
         &self,
         skip: usize,
-        aside: &mut [u8; STATUS_LEN],
+        status_buffer: &mut [u8; STATUS_LEN],
         list: &mut IoList<N>,
     ) -> bool {
         let status = self.status_len();
         let from = skip.min(status);
-        let room = list.push(aside[from..].as_mut_ptr(), status - from);
+        let has_space = list.push(status_buffer[from..].as_mut_ptr(), status - from);
         let skip = skip - from;
-        room && match self.direction {
-            Direction::Read => list.push(self.local.as_ptr().wrapping_add(skip), self.len - skip),
-            Direction::Write if self.confirms() && skip == 0 => list.push(aside.as_mut_ptr(), 1),
-            Direction::Write => true,
-        }
+        has_space
+            && match self.direction {
+                Direction::Read => list.push(self.local.as_ptr().wrapping_add(skip), self.len - skip),
+                Direction::Write if self.confirms() && skip == 0 => list.push(status_buffer.as_mut_ptr(), 1),
+                Direction::Write => true,
+            }
     }
 
     /// Stores the first byte of the response.
-    pub(crate) fn incoming_first(&self, byte: u8, aside: &mut [u8; STATUS_LEN]) {
+    pub(crate) fn store_first_byte(&self, byte: u8, status_buffer: &mut [u8; STATUS_LEN]) {
         if self.status_len() > 0 || self.direction == Direction::Write {
-            aside[0] = byte;
+            status_buffer[0] = byte;
         } else {
             // SAFETY: a read has at least one byte of memory, and owns it until it is completed.
             unsafe { self.local.write(byte) };

@@ -15,34 +15,34 @@ use mooncake_transport::{Completion, Op, Opcode};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
+use crate::connection_queue::{ConnectionQueue, NEVER};
 use crate::frame::{Direction, Framing};
-use crate::lane::{Lane, NEVER};
 use crate::piece::Piece;
 use crate::table::Registration;
 
-/// Work of a lane before the next lane is considered. Small transfers stay together, so that they
+/// Work of a queue before the next queue is considered. Small transfers stay together, so that they
 /// share system calls. Measured with batches of sixteen 64 KiB blocks: 128 KiB, which spreads each
-/// batch over all lanes, is a tenth slower for one submitter and a quarter for four.
+/// batch over all queues, is a tenth slower for one submitter and a quarter for four.
 const SPILL: u64 = 512 << 10;
 /// Alignment of stripes, so that copies stay aligned.
 const STRIPE_ALIGN: usize = 64 << 10;
 /// Pauses after connection attempts without a response. Each attempt holds requests up for all of
 /// `connect_timeout`.
-const TIMED_OUT_PACE: Pace = Pace { first: Duration::from_millis(500), most: Duration::from_secs(8) };
+const TIMED_OUT_PACE: Pace = Pace { first: Duration::from_millis(500), max: Duration::from_secs(8) };
 /// Pauses after refused connection attempts. Such an attempt returns at once, and a process may be
 /// back soon.
-const REFUSED_PACE: Pace = Pace { first: Duration::from_millis(20), most: Duration::from_secs(1) };
+const REFUSED_PACE: Pace = Pace { first: Duration::from_millis(20), max: Duration::from_secs(1) };
 
-/// Starts the task of a lane, which has this index, on a runtime.
+/// Starts the task of the queue with this index on a runtime.
 pub(crate) type Start = fn(Arc<Pool>, usize, &Handle);
 
-/// Lanes to one peer. They open when needed and stay.
+/// Connection queues to one peer. They connect when needed and stay connected.
 pub(crate) struct Pool {
     host: String,
     port: u16,
     /// Process that every connection expects; `None` for a node without hellos.
     instance: Option<Instance>,
-    lanes: Box<[Lane]>,
+    queues: Box<[ConnectionQueue]>,
     /// State of failed connection attempts.
     failures: Mutex<Failures>,
     /// End of the pause after failed attempts.
@@ -57,7 +57,7 @@ pub(crate) struct Pool {
 struct Failures {
     backoff: Backoff,
     /// Mismatch found by the last attempt, if another process answered.
-    other: Option<OtherInstance>,
+    other_instance: Option<OtherInstance>,
 }
 
 /// Transfer as submitted, with its part of the completion.
@@ -66,10 +66,10 @@ pub(crate) struct Transfer<'a, 'b> {
     pub(crate) framing: Framing,
     /// True if the transfer lies in one region of the peer as far as this node knows. Otherwise a
     /// stripe could succeed within a wrong range.
-    pub(crate) may_cut: bool,
+    pub(crate) may_stripe: bool,
     pub(crate) deadline: Moment,
     pub(crate) now: Moment,
-    pub(crate) touched: &'b mut u64,
+    pub(crate) pending_mask: &'b mut u64,
 }
 
 impl Pool {
@@ -80,10 +80,10 @@ impl Pool {
         (runtime, start): (Handle, Start),
         rng: Rng,
     ) -> Self {
-        let lanes = (0..config.connections).map(|_| Lane::new()).collect();
-        let failures = Mutex::new(Failures { backoff: Backoff::new(rng), other: None });
+        let queues = (0..config.connections).map(|_| ConnectionQueue::new()).collect();
+        let failures = Mutex::new(Failures { backoff: Backoff::new(rng), other_instance: None });
         let down_until = AtomicU64::new(0);
-        Self { host, port, instance, lanes, failures, down_until, config, clock, runtime, start }
+        Self { host, port, instance, queues, failures, down_until, config, clock, runtime, start }
     }
 
     pub(crate) fn host(&self) -> &str {
@@ -98,21 +98,26 @@ impl Pool {
         self.instance
     }
 
-    pub(crate) fn lane(&self, index: usize) -> &Lane {
-        &self.lanes[index]
+    pub(crate) fn queue(&self, index: usize) -> &ConnectionQueue {
+        &self.queues[index]
+    }
+
+    /// Returns whether a queue has a connection.
+    pub(crate) fn is_connected(&self) -> bool {
+        self.queues.iter().any(ConnectionQueue::is_open)
     }
 
     pub(crate) fn another_is_open(&self, index: usize) -> bool {
-        self.lanes.iter().enumerate().any(|(i, lane)| i != index && lane.is_open())
+        self.queues.iter().enumerate().any(|(i, queue)| i != index && queue.is_open())
     }
 
     /// Queues one transfer, in stripes if it is large. [`Pool::flush`] sends it.
-    pub(crate) fn queue(self: &Arc<Self>, transfer: Transfer<'_, '_>, mut done: Completion) {
-        let Transfer { op, framing, may_cut, deadline, now, touched } = transfer;
+    pub(crate) fn submit(self: &Arc<Self>, transfer: Transfer<'_, '_>, mut done: Completion) {
+        let Transfer { op, framing, may_stripe, deadline, now, pending_mask } = transfer;
         if let Some(error) = self.refusal(&op, deadline, now) {
             return done.finish(Err(error));
         }
-        let stripe = if may_cut { self.stripe_len(op.len()) } else { op.len() };
+        let stripe = if may_stripe { self.stripe_len(op.len()) } else { op.len() };
         let piece = |from: usize, len: usize, done: Completion| Piece {
             // SAFETY: `from < op.len()`, so the address stays inside the local bytes of the
             // operation.
@@ -130,18 +135,18 @@ impl Pool {
         };
         let mut from = 0;
         while op.len() - from > stripe {
-            self.push(self.choose(now), piece(from, stripe, done.share()), now, touched);
+            self.push(self.choose_queue(now), piece(from, stripe, done.share()), now, pending_mask);
             from += stripe;
         }
-        self.push(self.choose(now), piece(from, op.len() - from, done), now, touched);
+        self.push(self.choose_queue(now), piece(from, op.len() - from, done), now, pending_mask);
     }
 
-    /// Sends the queues of the lanes whose bits are set.
-    pub(crate) fn flush(&self, mut touched: u64) {
-        while touched != 0 {
-            let index = touched.trailing_zeros() as usize;
-            touched &= touched - 1;
-            self.lanes[index].flush_eagerly(&*self.clock, &self.config);
+    /// Sends the requests of the queues whose bits are set.
+    pub(crate) fn flush(&self, mut pending_mask: u64) {
+        while pending_mask != 0 {
+            let index = pending_mask.trailing_zeros() as usize;
+            pending_mask &= pending_mask - 1;
+            self.queues[index].flush_eagerly(&*self.clock, &self.config);
         }
     }
 
@@ -151,7 +156,7 @@ impl Pool {
         if self.down_until.swap(0, Ordering::Relaxed) != 0 {
             let mut failures = self.failures.lock();
             failures.backoff.worked();
-            failures.other = None;
+            failures.other_instance = None;
         }
     }
 
@@ -161,39 +166,39 @@ impl Pool {
         if !self.another_is_open(index) {
             let pace = if error.kind() == io::ErrorKind::TimedOut { &TIMED_OUT_PACE } else { &REFUSED_PACE };
             let mut failures = self.failures.lock();
-            failures.other = OtherInstance::from_error(error);
+            failures.other_instance = OtherInstance::from_error(error);
             let until = failures.backoff.failed(began, self.clock.now(), pace);
             drop(failures);
             self.down_until.store(until.0, Ordering::Relaxed);
         }
     }
 
-    /// Moves the pieces of a lane that cannot connect to other lanes, or fails them.
+    /// Moves the pieces of a queue that cannot connect to other queues, or fails them.
     pub(crate) fn reroute_or_fail(self: &Arc<Self>, index: usize, pieces: Vec<Piece>, error: &io::Error) {
         let now = self.clock.now();
-        let mut touched = 0;
+        let mut pending_mask = 0;
         // After a mismatch, the other connections lead to the former process, or have not noticed
         // it yet.
-        let elsewhere = self.another_is_open(index) && OtherInstance::from_error(error).is_none();
+        let can_reroute = self.another_is_open(index) && OtherInstance::from_error(error).is_none();
         for piece in pieces {
-            if elsewhere {
-                self.push(self.choose(now), piece, now, &mut touched);
+            if can_reroute {
+                self.push(self.choose_queue(now), piece, now, &mut pending_mask);
             } else {
                 let text = format!("cannot connect to {self}: {error}");
                 piece.finish(Err(Error::new(ErrorCode::TransferFail, text)));
             }
         }
-        self.flush(touched);
+        self.flush(pending_mask);
     }
 
-    /// Returns a callback that removes cancelled, unsent pieces from the lanes. Callers run it
+    /// Returns a callback that removes cancelled, unsent pieces from the queues. Callers run it
     /// after a cancellation.
-    pub(crate) fn sweeper(self: &Arc<Self>) -> impl FnOnce() + Send + 'static {
+    pub(crate) fn cancellation_callback(self: &Arc<Self>) -> impl FnOnce() + Send + 'static {
         let pool = Arc::downgrade(self);
         move || {
-            for lane in pool.upgrade().iter().flat_map(|pool| &pool.lanes) {
-                let mut state = lane.lock();
-                state.sweep = true;
+            for queue in pool.upgrade().iter().flat_map(|pool| &pool.queues) {
+                let mut state = queue.lock();
+                state.may_contain_cancelled = true;
                 state.wake();
             }
         }
@@ -201,8 +206,8 @@ impl Pool {
 
     /// Fails every transfer in progress and every later one.
     pub(crate) fn close(&self) {
-        for lane in &self.lanes {
-            let mut state = lane.lock();
+        for queue in &self.queues {
+            let mut state = queue.lock();
             state.closed = true;
             state.wake();
         }
@@ -227,9 +232,11 @@ impl Pool {
         if deadline <= now {
             return Some(self.deadline_error());
         }
-        if self.down_until.load(Ordering::Relaxed) > now.0 && !self.lanes.iter().any(Lane::is_open) {
-            let text = match self.failures.lock().other {
-                Some(other) => format!("cannot connect to {self}: {other}"),
+        if self.down_until.load(Ordering::Relaxed) > now.0
+            && !self.queues.iter().any(ConnectionQueue::is_open)
+        {
+            let text = match self.failures.lock().other_instance {
+                Some(other_instance) => format!("cannot connect to {self}: {other_instance}"),
                 None => {
                     format!("cannot connect to {self}: the last attempt failed a moment ago; retry later")
                 }
@@ -239,12 +246,12 @@ impl Pool {
         None
     }
 
-    fn push(self: &Arc<Self>, index: usize, piece: Piece, now: Moment, touched: &mut u64) {
-        match self.lanes[index].push(piece, now, &self.config) {
+    fn push(self: &Arc<Self>, index: usize, piece: Piece, now: Moment, pending_mask: &mut u64) {
+        match self.queues[index].push(piece, now, &self.config) {
             Ok(spawn) => {
-                *touched |= 1 << index;
+                *pending_mask |= 1 << index;
                 if spawn {
-                    // Spawned outside the lock of the lane: a runtime that shuts down drops the
+                    // Spawned outside the lock of the queue: a runtime that shuts down drops the
                     // task immediately.
                     (self.start)(self.clone(), index, &self.runtime);
                 }
@@ -256,10 +263,12 @@ impl Pool {
         }
     }
 
-    fn choose(&self, now: Moment) -> usize {
-        let rank = |lane: &Lane| (!lane.is_open() && lane.rests(now), lane.load() / SPILL, !lane.is_open());
-        // The first of several equal lanes wins, so that an idle pool always uses the same one.
-        self.lanes.iter().enumerate().min_by_key(|(_, lane)| rank(lane)).map_or(0, |(index, _)| index)
+    fn choose_queue(&self, now: Moment) -> usize {
+        let rank = |queue: &ConnectionQueue| {
+            (!queue.is_open() && queue.is_backing_off(now), queue.load() / SPILL, !queue.is_open())
+        };
+        // The first of several equal queues wins, so that an idle pool always uses the same one.
+        self.queues.iter().enumerate().min_by_key(|(_, queue)| rank(queue)).map_or(0, |(index, _)| index)
     }
 
     fn stripe_len(&self, len: usize) -> usize {
@@ -322,11 +331,11 @@ mod tests {
             for _ in 0..12 {
                 pool.record_connect_failure(0, clock.now(), &kind.into());
                 let now = pause(&pool, &clock);
-                assert!(now > last / 2 && now <= pace.most, "{now:?} after {last:?}");
+                assert!(now > last / 2 && now <= pace.max, "{now:?} after {last:?}");
                 last = now;
                 clock.advance(now);
             }
-            assert!(last > pace.most / 2, "{last:?}");
+            assert!(last > pace.max / 2, "{last:?}");
             pool.record_connect();
             assert_eq!(pause(&pool, &clock), Duration::ZERO);
             pool.record_connect_failure(0, clock.now(), &kind.into());
@@ -336,16 +345,16 @@ mod tests {
     }
 
     #[test]
-    fn lanes_that_fail_together_count_once_and_an_open_one_counts_for_all() {
+    fn connect_failures_together_count_once() {
         let clock = Arc::new(ManualClock::new());
         let pool = pool(&clock);
         let began = clock.now();
-        for lane in 0..4 {
-            pool.record_connect_failure(lane, began, &io::ErrorKind::TimedOut.into());
+        for queue in 0..4 {
+            pool.record_connect_failure(queue, began, &io::ErrorKind::TimedOut.into());
         }
         assert!(pause(&pool, &clock) <= TIMED_OUT_PACE.first);
         pool.record_connect();
-        pool.lane(2).set_open(true);
+        pool.queue(2).set_open(true);
         pool.record_connect_failure(0, clock.now(), &io::ErrorKind::TimedOut.into());
         assert_eq!(pause(&pool, &clock), Duration::ZERO);
     }

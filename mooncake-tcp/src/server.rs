@@ -16,7 +16,7 @@ use tokio::task::AbortHandle;
 use crate::hello::Instance;
 use crate::session::{Session, Settings};
 use crate::socket::{self, Buffers};
-use crate::stages;
+use crate::staging_pool;
 use crate::table::{MemoryTable, View};
 
 const BIND_ATTEMPTS: usize = 500;
@@ -24,8 +24,8 @@ const BIND_ATTEMPTS: usize = 500;
 /// Data port. Dropping it closes the port and every connection.
 #[derive(Debug)]
 pub(crate) struct Server {
-    local: SocketAddr,
-    accepting: AbortHandle,
+    local_addr: SocketAddr,
+    accept_task: AbortHandle,
 }
 
 impl Server {
@@ -37,27 +37,27 @@ impl Server {
         runtime: &Handle,
     ) -> Result<Self> {
         let listener = bind(config)?;
-        let local = listener.local_addr().map_err(Error::from)?;
-        let _inside = runtime.enter();
+        let local_addr = listener.local_addr().map_err(Error::from)?;
+        let _guard = runtime.enter();
         let listener = TcpListener::from_std(listener).map_err(Error::from)?;
         let settings = Settings {
             instance,
-            progress: config.progress_timeout,
+            progress_timeout: config.progress_timeout,
             buffers: Buffers { send: config.send_buffer, receive: config.receive_buffer },
-            most: config.max_served,
+            max_connections: config.max_served,
         };
-        let accepting = runtime.spawn(accept(ParentOnly::new(listener), table, settings)).abort_handle();
-        Ok(Self { local, accepting })
+        let accept_task = runtime.spawn(accept(ParentOnly::new(listener), table, settings)).abort_handle();
+        Ok(Self { local_addr, accept_task })
     }
 
-    pub(crate) fn local(&self) -> SocketAddr {
-        self.local
+    pub(crate) fn local_addr(&self) -> SocketAddr {
+        self.local_addr
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.accepting.abort();
+        self.accept_task.abort();
     }
 }
 
@@ -90,20 +90,14 @@ fn bind(config: &TcpConfig) -> Result<std::net::TcpListener> {
 }
 
 async fn accept(listener: ParentOnly<TcpListener>, table: Arc<MemoryTable>, settings: Settings) {
-    let stages = Arc::new(stages::stages());
+    let staging_pool = Arc::new(staging_pool::staging_pool());
     // Each session limits the pauses of its peer by itself.
-    let mut connections = Connections::new(ListenerLimits {
-        name: "data",
-        slots: settings.most,
-        descriptor_share: 2,
-        request: None,
-        idle: None,
-    });
+    let mut connections = Connections::new(ListenerLimits::new("data", settings.max_connections, 2));
     loop {
         let (stream, peer) = connections.accept(|cx| listener.poll_accept(cx)).await;
-        let (view, stages) = (View::new(table.clone()), stages.clone());
-        connections.admit(|place| async move {
-            let end = Session::new(stream, view, stages, settings, place).run().await;
+        let (view, staging_pool) = (View::new(table.clone()), staging_pool.clone());
+        connections.admit(|slot| async move {
+            let end = Session::new(stream, view, staging_pool, settings, slot).run().await;
             tracing::debug!(%peer, ?end, "data connection closed");
         });
     }

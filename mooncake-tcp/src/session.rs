@@ -17,10 +17,10 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use crate::frame::{ADDRESS_REFUSED, DEVICE_FAILED, Direction, Framing, Request, STATUS_LEN, Status};
-use crate::hello::{self, Answer, Instance};
+use crate::hello::{self, HelloResponse, Instance};
 use crate::inbox::Inbox;
 use crate::socket::{self, Buffers, IoList};
-use crate::stages::Stages;
+use crate::staging_pool::PortStagingPool;
 use crate::table::{Range, View};
 
 /// Number of responses gathered into one write.
@@ -33,15 +33,15 @@ const GATE_BYTES: usize = 1 << 20;
 /// not stay in the caches of the processor.
 const RECEIVE_BYTES: usize = 64 << 10;
 /// Time for sending the last bytes to a refused peer, before the connection is closed.
-const FAREWELL: Duration = Duration::from_secs(1);
+const LAST_RESPONSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Settings of the connections of a data port.
 #[derive(Clone, Copy)]
 pub(crate) struct Settings {
     pub(crate) instance: Instance,
-    pub(crate) progress: Duration,
+    pub(crate) progress_timeout: Duration,
     pub(crate) buffers: Buffers,
-    pub(crate) most: usize,
+    pub(crate) max_connections: usize,
 }
 
 /// Reason for which a connection ended.
@@ -72,13 +72,13 @@ impl From<io::Error> for End {
 }
 
 /// Response in progress: a status frame in acknowledged framing, then the requested bytes.
-struct Reply {
+struct PendingResponse {
     status: Option<[u8; STATUS_LEN]>,
     payload: Option<Range>,
     request: Request,
 }
 
-impl Reply {
+impl PendingResponse {
     fn len(&self) -> usize {
         self.status.map_or(0, |s| s.len()) + self.payload.as_ref().map_or(0, Range::len)
     }
@@ -90,10 +90,10 @@ pub(crate) struct Session {
     /// the end of this process.
     stream: ParentOnly<TcpStream>,
     settings: Settings,
-    stages: Arc<Stages>,
+    staging_pool: Arc<PortStagingPool>,
     view: View,
     inbox: Inbox,
-    replies: Vec<Reply>,
+    responses: Vec<PendingResponse>,
     /// Number of sent bytes of the first reply.
     sent: usize,
     /// True if the last request for device memory asked for acknowledged framing.
@@ -105,17 +105,17 @@ impl Session {
     pub(crate) fn new(
         stream: TcpStream,
         view: View,
-        stages: Arc<Stages>,
+        staging_pool: Arc<PortStagingPool>,
         settings: Settings,
         slot: ConnectionSlot,
     ) -> Self {
         Self {
             stream: ParentOnly::new(stream),
             settings,
-            stages,
+            staging_pool,
             view,
             inbox: Inbox::new(),
-            replies: Vec::new(),
+            responses: Vec::new(),
             sent: 0,
             acknowledges: false,
             slot,
@@ -126,8 +126,8 @@ impl Session {
         &self.stream
     }
 
-    pub(crate) fn stages(&self) -> &Stages {
-        &self.stages
+    pub(crate) fn staging_pool(&self) -> &PortStagingPool {
+        &self.staging_pool
     }
 
     pub(crate) fn inbox(&mut self) -> &mut Inbox {
@@ -135,22 +135,22 @@ impl Session {
     }
 
     /// Returns the time for which the peer may stall half-way.
-    pub(crate) fn progress(&self) -> Duration {
-        self.settings.progress
+    pub(crate) fn progress_timeout(&self) -> Duration {
+        self.settings.progress_timeout
     }
 
     pub(crate) async fn run(mut self) -> End {
-        if let Err(error) = socket::tune(&self.stream, self.settings.buffers) {
+        if let Err(error) = socket::set_options(&self.stream, self.settings.buffers) {
             return End::Peer(error);
         }
-        if let Err(error) = self.work() {
+        if let Err(error) = self.resume() {
             return error.into();
         }
-        if let Err(end) = self.take_hello().await {
+        if let Err(end) = self.receive_hello().await {
             return end;
         }
         loop {
-            if let Err(end) = self.serve_waiting().await {
+            if let Err(end) = self.serve_received().await {
                 // Earlier requests get their responses first.
                 if matches!(end, End::Device(_)) && self.flush().await.is_err() {
                     return end;
@@ -163,7 +163,9 @@ impl Session {
                 if let Some(code) = code {
                     // Nothing is lost if the refusal does not arrive: the peer then sees a closed
                     // connection.
-                    let _ = timeout(FAREWELL, self.send_last(&Status::Refused(code).encode())).await;
+                    let _ =
+                        timeout(LAST_RESPONSE_TIMEOUT, self.send_and_drain(&Status::Refused(code).encode()))
+                            .await;
                 }
                 return end;
             }
@@ -177,7 +179,7 @@ impl Session {
 
     /// Answers the hello, if the connection begins with one. Connections of Mooncake C++ begin with
     /// a request.
-    async fn take_hello(&mut self) -> Result<(), End> {
+    async fn receive_hello(&mut self) -> Result<(), End> {
         let hello = loop {
             match self.inbox.hello() {
                 Some(None) => return Ok(()),
@@ -187,18 +189,18 @@ impl Session {
         };
         let instance = self.settings.instance;
         let accepted = hello.instance == instance || is_planted("tcp-hello-for-any-instance");
-        let answer = Answer { accepted, instance }.encode();
+        let response = HelloResponse { accepted, instance }.encode();
         if accepted {
-            let sent = timeout(self.settings.progress, hello::send(&self.stream, &answer)).await;
+            let sent = timeout(self.settings.progress_timeout, hello::send(&self.stream, &response)).await;
             return Ok(sent.map_err(io::Error::from)??);
         }
         // No request of the connection is read, whether one has already arrived or not.
-        let _ = timeout(FAREWELL, self.send_last(&answer)).await;
+        let _ = timeout(LAST_RESPONSE_TIMEOUT, self.send_and_drain(&response)).await;
         Err(End::OtherInstance(hello.instance))
     }
 
     /// Serves every request whose header is complete, and sends every response before it returns.
-    async fn serve_waiting(&mut self) -> Result<(), End> {
+    async fn serve_received(&mut self) -> Result<(), End> {
         while let Some(request) = self.inbox.next_request() {
             let writes = request.direction == Direction::Write;
             let found = self.view.find(request.addr, request.len);
@@ -214,26 +216,26 @@ impl Session {
                 }
                 Direction::Read => {
                     let status = (request.framing == Framing::Acknowledged).then_some(Status::Ok.encode());
-                    self.replies.push(Reply { status, payload: Some(range), request });
+                    self.responses.push(PendingResponse { status, payload: Some(range), request });
                 }
                 Direction::Write => {
-                    if self.replies.iter().any(|reply| reply.payload.is_some()) {
+                    if self.responses.iter().any(|response| response.payload.is_some()) {
                         // An earlier read must not see a later write.
                         self.flush().await?;
                     }
                     if range.is_device() {
                         self.acknowledges = request.framing == Framing::Acknowledged;
-                        self.take_body_to_device(request, &range).await?;
+                        self.receive_body_to_device(request, &range).await?;
                     } else {
-                        self.take_body(request, &range).await?;
+                        self.receive_body(request, &range).await?;
                     }
                     if request.framing == Framing::Acknowledged {
                         let status = Some(Status::Ok.encode());
-                        self.replies.push(Reply { status, payload: None, request });
+                        self.responses.push(PendingResponse { status, payload: None, request });
                     }
                 }
             }
-            if self.replies.len() >= GATHER {
+            if self.responses.len() >= GATHER {
                 self.flush().await?;
             }
         }
@@ -241,17 +243,17 @@ impl Session {
     }
 
     /// Receives the body of a write into registered memory.
-    async fn take_body(&mut self, request: Request, range: &Range) -> Result<(), End> {
+    async fn receive_body(&mut self, request: Request, range: &Range) -> Result<(), End> {
         let len = range.len();
-        let early = self.inbox.payload(request.len);
-        let mut done = early.len();
-        let open = range.enter().is_some_and(|inside| {
-            // SAFETY: the address is inside the gate, and `early` is no longer than the range.
+        let buffered = self.inbox.payload(request.len);
+        let mut done = buffered.len();
+        let open = range.enter().is_some_and(|access| {
+            // SAFETY: the address is inside the gate, and `buffered` is no longer than the range.
             unsafe {
-                if range.is_lent() {
-                    return socket::copy_if_mapped(early, inside.at(0));
+                if range.may_be_unmapped() {
+                    return socket::copy_if_mapped(buffered, access.at(0));
                 }
-                socket::copy_to(early, inside.at(0));
+                socket::copy_to(buffered, access.at(0));
             }
             true
         });
@@ -261,10 +263,10 @@ impl Session {
         }
         while done < len {
             let received = {
-                let Some(inside) = range.enter() else { break };
+                let Some(access) = range.enter() else { break };
                 let mut list = IoList::<2>::new();
                 let part = (len - done).min(RECEIVE_BYTES);
-                list.push(inside.at(done), part);
+                list.push(access.at(done), part);
                 if part == len - done {
                     let space = self.inbox.space();
                     list.push(space.as_mut_ptr(), space.len());
@@ -283,8 +285,8 @@ impl Session {
                     // The peer may wait for earlier responses before it sends more.
                     self.flush().await?;
                     self.slot.wait_for_more();
-                    readable(&self.stream, Some(self.settings.progress)).await?;
-                    self.work()?;
+                    readable(&self.stream, Some(self.settings.progress_timeout)).await?;
+                    self.resume()?;
                 }
                 Err(error) => return Err(error.into()),
             }
@@ -299,19 +301,19 @@ impl Session {
 
     /// Sends every response.
     pub(crate) async fn flush(&mut self) -> Result<(), End> {
-        while !self.replies.is_empty() {
+        while !self.responses.is_empty() {
             match self.send_some() {
                 Some(Ok(n)) => self.advance(n),
                 Some(Err(error)) if error.kind() == io::ErrorKind::WouldBlock => {
                     self.slot.wait_for_request();
-                    timeout(self.settings.progress, self.stream.writable())
+                    timeout(self.settings.progress_timeout, self.stream.writable())
                         .await
                         .map_err(io::Error::from)??;
-                    self.work()?;
+                    self.resume()?;
                 }
                 Some(Err(error)) => return Err(error.into()),
                 None => {
-                    let mut request = self.replies[0].request;
+                    let mut request = self.responses[0].request;
                     if self.sent > 0 {
                         // Half a response is sent: a status frame now would be taken for its bytes.
                         request.framing = Framing::Plain;
@@ -329,23 +331,23 @@ impl Session {
         let mut list = IoList::<{ 2 * GATHER }>::new();
         let mut gates = [const { None }; GATHER];
         let mut skip = self.sent;
-        for (reply, gate) in self.replies.iter().take(GATHER).zip(&mut gates) {
-            let inside = match &reply.payload {
+        for (response, gate) in self.responses.iter().take(GATHER).zip(&mut gates) {
+            let access = match &response.payload {
                 None => None,
                 Some(range) => match range.enter() {
                     None => break,
-                    inside => inside,
+                    access => access,
                 },
             };
-            if let Some(status) = &reply.status {
+            if let Some(status) = &response.status {
                 let from = skip.min(status.len());
                 list.push(status[from..].as_ptr().cast_mut(), status.len() - from);
                 skip -= from;
             }
-            if let (Some(inside), Some(range)) = (inside, &reply.payload) {
+            if let (Some(access), Some(range)) = (access, &response.payload) {
                 let part = (range.len() - skip).min(GATE_BYTES.saturating_sub(list.bytes()));
-                list.push(inside.at(skip), part);
-                *gate = Some(inside);
+                list.push(access.at(skip), part);
+                *gate = Some(access);
                 if part < range.len() - skip {
                     break;
                 }
@@ -355,22 +357,22 @@ impl Session {
         if list.bytes() == 0 {
             return None;
         }
-        // SAFETY: the parts are status frames in `self.replies`, and memory whose gates are held.
+        // SAFETY: the parts are status frames in `self.responses`, and memory whose gates are held.
         Some(unsafe { socket::send(&self.stream, &mut list) })
     }
 
     fn advance(&mut self, n: usize) {
         self.sent += n;
-        let mut whole = 0;
-        for reply in &self.replies {
-            let len = reply.len();
+        let mut complete = 0;
+        for response in &self.responses {
+            let len = response.len();
             if self.sent < len {
                 break;
             }
             self.sent -= len;
-            whole += 1;
+            complete += 1;
         }
-        self.replies.drain(..whole);
+        self.responses.drain(..complete);
     }
 
     /// Receives at least one more byte into the inbox.
@@ -390,13 +392,13 @@ impl Session {
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     // Between requests a peer may be silent for ever, inside one it may not.
-                    let limit = (!self.inbox.is_empty()).then_some(self.settings.progress);
+                    let limit = (!self.inbox.is_empty()).then_some(self.settings.progress_timeout);
                     match limit {
                         None => self.slot.wait_for_request(),
                         Some(_) => self.slot.wait_for_more(),
                     }
                     readable(&self.stream, limit).await?;
-                    self.work()?;
+                    self.resume()?;
                 }
                 Err(error) => return Err(error),
             }
@@ -408,19 +410,19 @@ impl Session {
     /// # Errors
     ///
     /// Fails if another connection has taken the slot of this one meanwhile.
-    fn work(&self) -> io::Result<()> {
+    fn resume(&self) -> io::Result<()> {
         if self.slot.work() { Ok(()) } else { Err(io::ErrorKind::ConnectionAborted.into()) }
     }
 
     /// Sends a refusal, then reads the remaining bytes of the peer: closing over unread bytes would
     /// destroy the response.
-    async fn send_last(&mut self, frame: &[u8]) -> io::Result<()> {
+    async fn send_and_drain(&mut self, frame: &[u8]) -> io::Result<()> {
         hello::send(&self.stream, frame).await?;
         socket2::SockRef::from(&*self.stream).shutdown(std::net::Shutdown::Write)?;
-        let mut waste = [0; 4096];
+        let mut discarded = [0; 4096];
         loop {
             self.stream.readable().await?;
-            match self.stream.try_read(&mut waste) {
+            match self.stream.try_read(&mut discarded) {
                 Ok(0) => return Ok(()),
                 Ok(_) => tokio::task::coop::consume_budget().await,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}

@@ -16,14 +16,14 @@ use tokio::net::TcpStream;
 
 /// Scatter/gather list of at most `N` parts.
 pub(crate) struct IoList<const N: usize> {
-    places: [libc::iovec; N],
+    parts: [libc::iovec; N],
     len: usize,
     bytes: usize,
 }
 
 impl<const N: usize> IoList<N> {
     pub(crate) fn new() -> Self {
-        Self { places: [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; N], len: 0, bytes: 0 }
+        Self { parts: [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; N], len: 0, bytes: 0 }
     }
 
     /// Appends a part. An empty one is skipped. Returns false if the list is full.
@@ -31,8 +31,8 @@ impl<const N: usize> IoList<N> {
         if len == 0 {
             return true;
         }
-        let Some(place) = self.places.get_mut(self.len) else { return false };
-        *place = libc::iovec { iov_base: start.cast(), iov_len: len };
+        let Some(part) = self.parts.get_mut(self.len) else { return false };
+        *part = libc::iovec { iov_base: start.cast(), iov_len: len };
         self.len += 1;
         self.bytes += len;
         true
@@ -46,7 +46,7 @@ impl<const N: usize> IoList<N> {
     fn message(&mut self) -> libc::msghdr {
         // SAFETY: all zeroes is a valid `msghdr`: null pointers with lengths of zero.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-        message.msg_iov = self.places.as_mut_ptr();
+        message.msg_iov = self.parts.as_mut_ptr();
         message.msg_iovlen = self.len as _;
         message
     }
@@ -54,7 +54,7 @@ impl<const N: usize> IoList<N> {
 
 /// Turns the close of a connection into a reset: the kernel discards bytes that it has not
 /// delivered.
-pub(crate) fn abandon(stream: &TcpStream) {
+pub(crate) fn reset_on_close(stream: &TcpStream) {
     // A socket that refuses the option has nothing left to deliver.
     let _ = SockRef::from(stream).set_linger(Some(Duration::ZERO));
 }
@@ -87,9 +87,9 @@ pub(crate) fn is_retransmitting(stream: &TcpStream) -> bool {
 /// # Safety
 /// Every part of the list is readable memory during the call.
 pub(crate) unsafe fn send<const N: usize>(stream: &TcpStream, list: &mut IoList<N>) -> io::Result<usize> {
-    let wanted = list.bytes;
+    let requested = list.bytes;
     let message = list.message();
-    call_when_ready(stream, Interest::WRITABLE, wanted, || {
+    call_when_ready(stream, Interest::WRITABLE, requested, || {
         // SAFETY: the list is well-formed, and the caller promises its parts.
         let n =
             unsafe { libc::sendmsg(stream.as_raw_fd(), &message, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) };
@@ -107,9 +107,9 @@ pub(crate) unsafe fn send<const N: usize>(stream: &TcpStream, list: &mut IoList<
 /// Every part of the list is writable memory during the call, and nothing that Rust assumes
 /// unchanged.
 pub(crate) unsafe fn receive<const N: usize>(stream: &TcpStream, list: &mut IoList<N>) -> io::Result<usize> {
-    let wanted = list.bytes;
+    let requested = list.bytes;
     let mut message = list.message();
-    call_when_ready(stream, Interest::READABLE, wanted, || {
+    call_when_ready(stream, Interest::READABLE, requested, || {
         // SAFETY: the list is well-formed, and the caller promises its parts.
         let n = unsafe { libc::recvmsg(stream.as_raw_fd(), &mut message, libc::MSG_DONTWAIT) };
         match usize::try_from(n) {
@@ -126,7 +126,7 @@ pub(crate) unsafe fn receive<const N: usize>(stream: &TcpStream, list: &mut IoLi
 fn call_when_ready(
     stream: &TcpStream,
     interest: Interest,
-    wanted: usize,
+    requested: usize,
     mut call: impl FnMut() -> io::Result<usize>,
 ) -> io::Result<usize> {
     let mut short = None;
@@ -134,7 +134,7 @@ fn call_when_ready(
         loop {
             match call() {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Ok(n) if n < wanted => {
+                Ok(n) if n < requested => {
                     short = Some(n);
                     return Err(io::ErrorKind::WouldBlock.into());
                 }
@@ -185,7 +185,7 @@ pub(crate) struct Buffers {
 }
 
 /// Sets the options of a data connection, on both sides.
-pub(crate) fn tune(stream: &TcpStream, buffers: Buffers) -> io::Result<()> {
+pub(crate) fn set_options(stream: &TcpStream, buffers: Buffers) -> io::Result<()> {
     let socket = SockRef::from(stream);
     if buffers.send != 0 {
         socket.set_send_buffer_size(buffers.send)?;

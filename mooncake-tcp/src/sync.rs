@@ -14,7 +14,7 @@ impl RwLock {
     }
 
     /// Takes a read lock. One gathered send may enter a region several times. Such readers overtake
-    /// a waiting writer and do not starve it, because the writer has shut the gate first.
+    /// a waiting writer and do not starve it, because the writer has closed the gate first.
     pub(crate) fn read(&self) -> RwLockReadGuard<'_, ()> {
         self.0.read_recursive()
     }

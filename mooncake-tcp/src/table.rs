@@ -3,9 +3,10 @@
 //! Registration and deregistration replace the whole sorted list. Every connection keeps the last
 //! list it saw, and compares a number to know whether it is still current, so that requests share
 //! no lock. Only the list may be stale: each region has a gate of its own, and dropping the
-//! [`Registration`] shuts it. Memory is accessed only inside the gate, during one system call that
+//! [`Registration`] closes it. Memory is accessed only inside the gate, during one system call that
 //! does not block, or by a copy of a device. So the drop waits for microseconds, never for a peer,
-//! even on the only thread of a runtime. A request in progress finds the gate shut and is cut off.
+//! even on the only thread of a runtime. A request in progress finds the gate closed and is cut
+//! off.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -43,7 +44,7 @@ impl Drop for Registration {
     fn drop(&mut self) {
         if let Some((table, region)) = self.served.take() {
             table.remove(&region);
-            region.shut();
+            region.close();
         }
     }
 }
@@ -67,8 +68,8 @@ pub(crate) struct Region {
 }
 
 impl Region {
-    fn shut(&self) {
-        self.gate.shut();
+    fn close(&self) {
+        self.gate.close();
         // The tasks that wait for the copies may be on this very thread.
         let copies = std::mem::take(&mut *self.copies.lock());
         copies.iter().for_each(CopyHandle::settle);
@@ -77,7 +78,7 @@ impl Region {
     fn begin(&self, copy: Result<DeviceCopy>) -> Result<DeviceCopy> {
         let copy = copy?;
         let mut copies = self.copies.lock();
-        copies.retain(|copy| !copy.is_over());
+        copies.retain(|copy| !copy.is_finished());
         copies.push(copy.handle());
         Ok(copy)
     }
@@ -108,8 +109,8 @@ impl Range {
     }
 
     /// Returns whether the memory may be unmapped although it is registered.
-    pub(crate) fn is_lent(&self) -> bool {
-        self.region.span.lent
+    pub(crate) fn may_be_unmapped(&self) -> bool {
+        self.region.span.may_be_unmapped
     }
 
     /// Returns whether the processor cannot touch the memory.
@@ -123,10 +124,10 @@ impl Range {
     /// # Safety
     /// `from` stays allocated, and no code writes it, until the copy is complete.
     pub(crate) unsafe fn copy_in(&self, at: usize, from: MemorySpan) -> Option<Result<DeviceCopy>> {
-        let inside = self.enter()?;
-        // SAFETY: the bytes of the range stay allocated while the gate is open, and shutting it
+        let access = self.enter()?;
+        // SAFETY: the bytes of the range stay allocated while the gate is open, and closing it
         // waits for the copy; the caller promises `from`.
-        let copy = inside.span(at, from.len).and_then(|to| unsafe { DeviceCopy::begin(from, to) });
+        let copy = access.span(at, from.len).and_then(|to| unsafe { DeviceCopy::begin(from, to) });
         Some(self.region.begin(copy))
     }
 
@@ -136,26 +137,26 @@ impl Range {
     /// # Safety
     /// `to` stays allocated, and no other code touches it, until the copy is complete.
     pub(crate) unsafe fn copy_out(&self, at: usize, to: MemorySpan) -> Option<Result<DeviceCopy>> {
-        let inside = self.enter()?;
+        let access = self.enter()?;
         // SAFETY: as above.
-        let copy = inside.span(at, to.len).and_then(|from| unsafe { DeviceCopy::begin(from, to) });
+        let copy = access.span(at, to.len).and_then(|from| unsafe { DeviceCopy::begin(from, to) });
         Some(self.region.begin(copy))
     }
 
     /// Returns the right to access the memory, for one call that does not block, or `None` once
     /// deregistered.
-    pub(crate) fn enter(&self) -> Option<Inside<'_>> {
-        Some(Inside { range: self, _gate: self.region.gate.enter()? })
+    pub(crate) fn enter(&self) -> Option<RangeAccess<'_>> {
+        Some(RangeAccess { range: self, _gate: self.region.gate.enter()? })
     }
 }
 
 /// Right of access inside the gate of a region.
-pub(crate) struct Inside<'a> {
+pub(crate) struct RangeAccess<'a> {
     range: &'a Range,
-    _gate: gate::Inside<'a>,
+    _gate: gate::GateHold<'a>,
 }
 
-impl Inside<'_> {
+impl RangeAccess<'_> {
     /// Returns the address of byte `skip` of the range, which `len() - skip` bytes follow.
     pub(crate) fn at(&self, skip: usize) -> *mut u8 {
         debug_assert!(skip <= self.range.len);
@@ -265,7 +266,7 @@ mod tests {
         assert!(view.find(4096, 1).is_none());
         let low = table.insert(span(4096, 100)).unwrap();
         let high = table.insert(span(4196, 100)).unwrap();
-        for (addr, len, inside) in [
+        for (addr, len, is_found) in [
             (4096, 100, true),
             (4195, 1, true),
             (4196, 100, true),
@@ -277,7 +278,7 @@ mod tests {
             (u64::MAX, 1, false),
             (0, 1, false),
         ] {
-            assert_eq!(view.find(addr, len).is_some(), inside, "{addr}+{len}");
+            assert_eq!(view.find(addr, len).is_some(), is_found, "{addr}+{len}");
         }
         let stale = view.find(4096, 100).unwrap();
         drop(low);
@@ -290,7 +291,7 @@ mod tests {
     #[test]
     fn overlaps_are_refused() {
         let table = Arc::new(MemoryTable::default());
-        let _kept = table.insert(span(1000, 100)).unwrap();
+        let _registered = table.insert(span(1000, 100)).unwrap();
         for (addr, len) in [(1000, 100), (950, 51), (1099, 1), (1010, 10), (900, 1000)] {
             assert!(table.insert(span(addr, len)).is_err(), "{addr}+{len}");
         }
@@ -304,15 +305,15 @@ mod tests {
         let table = Arc::new(MemoryTable::default());
         let registration = table.insert(span(4096, 4096)).unwrap();
         let region = View::new(table).find(4096, 1).unwrap();
-        let inside = region.enter().unwrap();
-        let again = region.enter().unwrap();
+        let access = region.enter().unwrap();
+        let second_access = region.enter().unwrap();
         let dropping = std::thread::spawn(move || drop(registration));
         while region.enter().is_some() {
             std::thread::yield_now();
         }
-        drop(inside);
+        drop(access);
         assert!(!dropping.is_finished());
-        drop(again);
+        drop(second_access);
         dropping.join().unwrap();
     }
 
@@ -320,7 +321,7 @@ mod tests {
         #[test]
         fn agrees_with_a_list(
             steps in proptest::collection::vec((any::<bool>(), 1..200u64, 1..40usize), 1..60),
-            asks in proptest::collection::vec((1..240u64, 0..50u64), 40),
+            queries in proptest::collection::vec((1..240u64, 0..50u64), 40),
         ) {
             let table = Arc::new(MemoryTable::default());
             let mut view = View::new(table.clone());
@@ -330,14 +331,14 @@ mod tests {
                     let free = held.iter().all(|r| {
                         r.span.addr() + r.span.len as u64 <= addr || addr + len as u64 <= r.span.addr()
                     });
-                    let got = table.insert(span(addr, len));
-                    prop_assert_eq!(got.is_ok(), free);
-                    held.extend(got.ok());
+                    let result = table.insert(span(addr, len));
+                    prop_assert_eq!(result.is_ok(), free);
+                    held.extend(result.ok());
                 } else {
                     held.swap_remove(addr as usize % held.len());
                 }
                 prop_assert_eq!(table.len(), held.len());
-                for &(addr, len) in &asks {
+                for &(addr, len) in &queries {
                     let expected = held.iter().any(|r| r.span.contains(addr, len));
                     prop_assert_eq!(view.find(addr, len).is_some(), expected);
                 }

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use mooncake_core::clock::{Moment, Rng, SystemClock};
 use mooncake_core::fault_injection::is_planted;
@@ -37,6 +38,8 @@ pub struct TcpTransport {
     /// Identity that peers of this project expect at the data port.
     instance: Instance,
     pools: Mutex<HashMap<Address, Arc<Pool>>>,
+    /// True if new pools are closed from the start.
+    is_stopped: AtomicBool,
 }
 
 /// Host and port of a data port, and the process that is expected there; `None` for a node that
@@ -77,12 +80,13 @@ impl TcpTransport {
             server,
             instance,
             pools: Mutex::default(),
+            is_stopped: AtomicBool::new(false),
         })
     }
 
     /// Returns the address of the data port.
     pub fn local_addr(&self) -> SocketAddr {
-        self.server.local()
+        self.server.local_addr()
     }
 
     /// Returns the clock of [`Completion::deadline`].
@@ -97,7 +101,7 @@ impl TcpTransport {
         deadline: Moment,
     ) {
         let now = self.clock.now();
-        let mut touched = 0;
+        let mut pending_mask = 0;
         for (op, done) in ops {
             if op.local().location.is_device() {
                 // `ThroughHost` handles such memory.
@@ -107,15 +111,15 @@ impl TcpTransport {
             let transfer = Transfer {
                 op,
                 framing: peer.framing,
-                may_cut: op.len() >= self.config.stripe_threshold
+                may_stripe: op.len() >= self.config.stripe_threshold
                     && peer.regions.contains(op.remote(), op.len()),
                 deadline,
                 now,
-                touched: &mut touched,
+                pending_mask: &mut pending_mask,
             };
-            peer.pool.queue(transfer, done);
+            peer.pool.submit(transfer, done);
         }
-        peer.pool.flush(touched);
+        peer.pool.flush(pending_mask);
     }
 
     fn pool(&self, host: &str, port: u16, instance: Option<Instance>) -> Arc<Pool> {
@@ -124,8 +128,6 @@ impl TcpTransport {
         if let Some(pool) = pools.get(&address) {
             return pool.clone();
         }
-        // No peer refers to the other pools, and they have no connection: their nodes are gone.
-        pools.retain(|_, pool| Arc::strong_count(pool) > 1);
         let pool = Arc::new(Pool::new(
             address.clone(),
             self.config.clone(),
@@ -133,14 +135,17 @@ impl TcpTransport {
             (self.runtime.clone(), Driver::spawn),
             Rng::from_os(),
         ));
+        if self.is_stopped.load(Ordering::Relaxed) {
+            pool.close();
+        }
         pools.insert(address, pool.clone());
         pool
     }
 }
 
 // SAFETY: remote ranges are checked at each request and accessed only inside the gate of their
-// region (`table`, `server`). Only pieces in a lane use local bytes, and the task of the lane
-// completes a piece when no system call uses it (`lane`, `driver`).
+// region (`table`, `server`). Only pieces in a connection queue use local bytes, and the task of
+// the queue completes a piece when no system call uses it (`connection_queue`, `driver`).
 unsafe impl Transport for TcpTransport {
     type Registration = Registration;
     type Peer = TcpPeer;
@@ -158,17 +163,17 @@ unsafe impl Transport for TcpTransport {
     }
 
     fn describe(&self, desc: &mut SegmentDesc) {
-        if !desc.speaks(&Protocol::TCP) {
+        if !desc.supports(&Protocol::TCP) {
             desc.protocols.push(Protocol::TCP);
         }
         desc.tcp_data_host.clone_from(&self.config.data_host);
-        desc.tcp_data_port = self.server.local().port();
+        desc.tcp_data_port = self.server.local_addr().port();
         desc.tcp_proto_version = 2;
         desc.extra.insert(INSTANCE_KEY.into(), self.instance.to_string().into());
     }
 
     fn reaches(&self, desc: &SegmentDesc) -> bool {
-        desc.speaks(&Protocol::TCP) && desc.tcp_data_port != 0
+        desc.supports(&Protocol::TCP) && desc.tcp_data_port != 0
     }
 
     async fn connect(&self, desc: &SegmentDesc) -> Result<TcpPeer> {
@@ -193,19 +198,41 @@ unsafe impl Transport for TcpTransport {
         })
     }
 
+    fn is_connected(&self, peer: &TcpPeer) -> bool {
+        peer.pool.is_connected()
+    }
+
+    fn release_departed(&self) {
+        // No peer refers to these pools, and they have no connection.
+        self.pools.lock().retain(|_, pool| Arc::strong_count(pool) > 1);
+    }
+
+    fn stop_transfers(&self) {
+        let mut pools = self.pools.lock();
+        self.is_stopped.store(true, Ordering::Relaxed);
+        for pool in pools.values() {
+            pool.close();
+        }
+        pools.clear();
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.is_stopped.load(Ordering::Relaxed)
+    }
+
     fn submit<'a, I>(&self, peer: &TcpPeer, ops: I, done: Completion)
     where
         I: ExactSizeIterator<Item = Op<'a, Registration>>,
     {
         let deadline = pool::deadline(&done);
-        done.when_given_up(|| peer.pool.sweeper());
+        done.on_cancel(|| peer.pool.cancellation_callback());
         self.submit_each(peer, ops.zip(done.each()), deadline);
     }
 
     fn submit_shares(&self, peer: &TcpPeer, ops: Vec<(Op<'_, Registration>, Completion)>) {
         let Some((_, first)) = ops.first() else { return };
         let deadline = pool::deadline(first);
-        first.when_given_up(|| peer.pool.sweeper());
+        first.on_cancel(|| peer.pool.cancellation_callback());
         self.submit_each(peer, ops.into_iter(), deadline);
     }
 }
@@ -235,7 +262,7 @@ impl Drop for TcpTransport {
 
 impl fmt::Debug for TcpTransport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TcpTransport").field("local", &self.server.local()).finish_non_exhaustive()
+        f.debug_struct("TcpTransport").field("local", &self.server.local_addr()).finish_non_exhaustive()
     }
 }
 

@@ -29,7 +29,7 @@ fn requests_are_served_in_order() {
     let (memory, region) = open(&node, &device, 4096);
     let host = node.open(64);
     let at = region.addr();
-    let mut stream = node.dial();
+    let mut stream = node.connect();
     let requests = [
         header(READ, at, 5),
         header(WRITE, at, 3),
@@ -46,7 +46,7 @@ fn requests_are_served_in_order() {
         header(READ, at + 4095, 2),
     ]
     .concat();
-    say(&mut stream, &[&requests]);
+    write_parts(&mut stream, &[&requests]);
     let answers = [
         &OK[..],
         &[0, 1, 2, 3, 4],
@@ -62,7 +62,7 @@ fn requests_are_served_in_order() {
         &REFUSED,
     ]
     .concat();
-    assert_eq!(read_to_the_end(&mut stream), answers);
+    assert_eq!(read_until_close(&mut stream), answers);
     assert_eq!(&memory.bytes()[..6], b"abcde\x05");
 }
 
@@ -73,7 +73,7 @@ fn long_bodies_arrive_whole() {
     let len = 5 * MIB + 3;
     let (memory, region) = open(&node, &device, len);
     let sent: Vec<u8> = pattern(len).iter().map(|byte| byte ^ 0x55).collect();
-    let mut stream = node.dial();
+    let mut stream = node.connect();
     let mut writer = stream.try_clone().unwrap();
     let (head, body) = (header(WRITE, region.addr(), len as u64), sent.clone());
     let writing = std::thread::spawn(move || {
@@ -100,18 +100,18 @@ fn a_failed_device_is_reported() {
     let earlier = [header(WRITE, host.addr(), 1), b"x".to_vec()].concat();
     for (opcode, body) in [(READ, 0), (WRITE, 3 * MIB)] {
         device.fail_copies(1);
-        let mut stream = node.dial();
-        say(&mut stream, &[&earlier, &header(opcode, at, 3 * MIB as u64)]);
+        let mut stream = node.connect();
+        write_parts(&mut stream, &[&earlier, &header(opcode, at, 3 * MIB as u64)]);
         // The node may close the connection before all bytes are sent.
         let _ = stream.write_all(&vec![9; body]);
-        assert_eq!(read_to_the_end(&mut stream), [OK, FAILED].concat());
+        assert_eq!(read_until_close(&mut stream), [OK, FAILED].concat());
     }
     device.fail_copies(1);
-    let mut stream = node.dial();
-    say(&mut stream, &[&header(PLAIN_READ, at, 10)]);
-    assert_eq!(read_to_the_end(&mut stream), b"", "this framing has no frame for a failure");
-    let mut stream = node.dial();
-    say(&mut stream, &[&header(WRITE, at, 2), b"ok"]);
+    let mut stream = node.connect();
+    write_parts(&mut stream, &[&header(PLAIN_READ, at, 10)]);
+    assert_eq!(read_until_close(&mut stream), b"", "this framing has no frame for a failure");
+    let mut stream = node.connect();
+    write_parts(&mut stream, &[&header(WRITE, at, 2), b"ok"]);
     assert_eq!(read_exactly(&mut stream, 8), OK);
     assert_eq!(&memory.bytes()[..2], b"ok");
 }
@@ -121,14 +121,14 @@ fn a_failed_device_is_reported() {
 fn an_incomplete_response_is_cut() {
     let (node, device) = (Node::start(TcpConfig::default()), TestDevice::new());
     let (_memory, region) = open(&node, &device, 64 * MIB);
-    let mut stream = node.dial();
-    say(&mut stream, &[&header(READ, region.addr(), 64 * MIB as u64)]);
+    let mut stream = node.connect();
+    write_parts(&mut stream, &[&header(READ, region.addr(), 64 * MIB as u64)]);
     assert_eq!(read_exactly(&mut stream, 8 + 4096)[..8], OK);
     device.fail_copies(u64::MAX);
-    let came = read_to_the_end(&mut stream);
-    assert!(came.len() < 64 * MIB - 4096);
+    let received = read_until_close(&mut stream);
+    assert!(received.len() < 64 * MIB - 4096);
     assert!(
-        came.iter().zip(4096..).all(|(byte, i)| *byte == (i % 251) as u8),
+        received.iter().zip(4096..).all(|(byte, i)| *byte == (i % 251) as u8),
         "all bytes before the cut are correct"
     );
 }
@@ -147,14 +147,14 @@ fn deregistering_waits_for_copies() {
         let region = Region::register(&transport, memory.clone(), Access::Remote).unwrap();
         device.hold(true);
         let port = transport.local_addr();
-        let (begun, waits) = channel();
+        let (begun_sender, begun) = channel();
         let peer = std::thread::spawn(move || {
             let mut stream = std::net::TcpStream::connect(port).unwrap();
-            say(&mut stream, &[&header(opcode, address, MIB as u64)]);
+            write_parts(&mut stream, &[&header(opcode, address, MIB as u64)]);
             if opcode == WRITE {
                 let _ = stream.write_all(&vec![7; MIB]);
             }
-            begun.send(()).unwrap();
+            begun_sender.send(()).unwrap();
             // The response is the copied bytes or a refusal.
             read_exactly(&mut stream, 8)
         });
@@ -163,7 +163,7 @@ fn deregistering_waits_for_copies() {
             while device.waiting() == 0 {
                 tokio::task::yield_now().await;
             }
-            waits.recv().unwrap();
+            begun.recv().unwrap();
             let letting_go = device.let_go_after(Duration::from_millis(50));
             drop(region);
             assert!(
@@ -186,11 +186,11 @@ fn many_connections_share_few_buffers() {
     let (memory, region) = open(&node, &device, 48 * len);
     let peers: Vec<_> = (0..48u8)
         .map(|i| {
-            let (mut stream, at) = (node.dial(), region.addr() + u64::from(i) * len as u64);
+            let (mut stream, at) = (node.connect(), region.addr() + u64::from(i) * len as u64);
             std::thread::spawn(move || {
-                say(&mut stream, &[&header(WRITE, at, len as u64), &vec![i; len]]);
+                write_parts(&mut stream, &[&header(WRITE, at, len as u64), &vec![i; len]]);
                 assert_eq!(read_exactly(&mut stream, 8), OK);
-                say(&mut stream, &[&header(READ, at, len as u64)]);
+                write_parts(&mut stream, &[&header(READ, at, len as u64)]);
                 assert_eq!(read_exactly(&mut stream, 8), OK);
                 assert!(read_exactly(&mut stream, len) == vec![i; len]);
             })

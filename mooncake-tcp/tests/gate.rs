@@ -47,7 +47,7 @@ unsafe impl Sync for Region {}
 impl Region {
     /// Reads the memory for a request of a peer. Several peers may do so at a time.
     fn serve(&self) -> Option<u32> {
-        let _inside = self.gate.enter()?;
+        let _hold = self.gate.enter()?;
         // SAFETY: loom checks the access.
         #[allow(unsafe_code)]
         Some(self.memory.with(|bytes| unsafe { *bytes }))
@@ -55,7 +55,7 @@ impl Region {
 
     /// Takes the memory back and uses it for something else, as its owner.
     fn reuse(&self) {
-        self.gate.shut();
+        self.gate.close();
         // SAFETY: as above.
         #[allow(unsafe_code)]
         self.memory.with_mut(|bytes| unsafe { *bytes = 2 });
@@ -63,7 +63,7 @@ impl Region {
 }
 
 #[test]
-fn no_reader_is_inside_after_the_gate_is_shut() {
+fn closed_gate_has_no_readers() {
     loom::model(|| {
         let region = Arc::new(Region { gate: Gate::new(), memory: UnsafeCell::new(1) });
         let peers: Vec<_> = (0..2)
@@ -75,7 +75,7 @@ fn no_reader_is_inside_after_the_gate_is_shut() {
             })
             .collect();
         region.reuse();
-        assert!(region.gate.enter().is_none(), "the gate stays shut");
+        assert!(region.gate.enter().is_none(), "the gate stays closed");
         for peer in peers {
             peer.join().unwrap();
         }

@@ -30,7 +30,7 @@ impl Target {
         let thread = std::thread::spawn(move || {
             for number in 0..connections {
                 let (stream, _) = listener.accept().unwrap();
-                stream.set_read_timeout(Some(PATIENCE)).unwrap();
+                stream.set_read_timeout(Some(TIMEOUT)).unwrap();
                 script(number, stream);
             }
         });
@@ -66,7 +66,7 @@ impl Client {
         Self::new(target.port, 2, TcpConfig::default())
     }
 
-    fn in_(&self, span: Duration) -> Option<Moment> {
+    fn deadline_in(&self, span: Duration) -> Option<Moment> {
         Some(self.node.transport.clock().now().after(span))
     }
 
@@ -79,12 +79,17 @@ impl Client {
     }
 
     fn read(&self, at: u64, len: usize) -> Result<Vec<u8>> {
-        let (result, [transfer]) = self.post_read(at, len, self.in_(PATIENCE)).wait();
+        let (result, [transfer]) = self.post_read(at, len, self.deadline_in(TIMEOUT)).wait();
         result.map(|()| transfer.buffer)
     }
 
     fn post_write(&self, at: u64, body: Vec<u8>) -> Ticket<[Transfer<Vec<u8>>; 1]> {
-        transfer::write(&self.node.transport, &self.peer, [Transfer::new(at, body)], self.in_(PATIENCE))
+        transfer::write(
+            &self.node.transport,
+            &self.peer,
+            [Transfer::new(at, body)],
+            self.deadline_in(TIMEOUT),
+        )
     }
 
     fn write(&self, at: u64, body: &[u8]) -> Result<()> {
@@ -100,21 +105,21 @@ fn expected_header(opcode: u8, addr: u64, len: u64) -> Vec<u8> {
 }
 
 fn closed_by_client(stream: &mut TcpStream) {
-    assert_eq!(read_to_the_end(stream), b"", "the client closes without sending more");
+    assert_eq!(read_until_close(stream), b"", "the client closes without sending more");
 }
 
 #[test]
 fn the_captured_conversation() {
     let target = Target::new(1, |_, mut stream| {
         assert_eq!(read_exactly(&mut stream, 24), expected_header(0x80, 0x7f66_cdef_e110, 8));
-        say(&mut stream, &[&OK, b"SECRET42"]);
+        write_parts(&mut stream, &[&OK, b"SECRET42"]);
         assert_eq!(read_exactly(&mut stream, 24), expected_header(0x81, 0x7f66_cdef_e210, 8));
         assert_eq!(read_exactly(&mut stream, 8), b"WRITTEN!");
-        say(&mut stream, &[&OK]);
+        write_parts(&mut stream, &[&OK]);
         assert_eq!(read_exactly(&mut stream, 28)[24..], *b"next");
         // A response in pieces of one byte.
         for byte in OK {
-            say(&mut stream, &[&[byte]]);
+            write_parts(&mut stream, &[&[byte]]);
         }
     });
     let client = Client::to(&target);
@@ -129,9 +134,9 @@ fn refusals_have_their_error_kinds() {
     let target = Target::new(3, |number, mut stream| {
         read_exactly(&mut stream, 24);
         match number {
-            0 => say(&mut stream, &[&REFUSED]),
-            1 => say(&mut stream, &[b"\x07\0\0\0VTCM"]),
-            _ => say(&mut stream, &[b"not a status frame"]),
+            0 => write_parts(&mut stream, &[&REFUSED]),
+            1 => write_parts(&mut stream, &[b"\x07\0\0\0VTCM"]),
+            _ => write_parts(&mut stream, &[b"not a status frame"]),
         }
         closed_by_client(&mut stream);
     });
@@ -147,7 +152,7 @@ fn refusals_have_their_error_kinds() {
 fn unexpected_bytes_end_the_connection() {
     let target = Target::new(1, |_, mut stream| {
         read_exactly(&mut stream, 24);
-        say(&mut stream, &[&OK, b"12345678", b"9"]);
+        write_parts(&mut stream, &[&OK, b"12345678", b"9"]);
         closed_by_client(&mut stream);
     });
     let client = Client::to(&target);
@@ -158,17 +163,17 @@ fn unexpected_bytes_end_the_connection() {
 /// Targets of Mooncake C++ close idle connections in this way; no transfer may fail for it.
 #[test]
 fn transfers_succeed_with_a_peer_that_closes_after_each_response() {
-    let answer = |stream: &mut TcpStream| {
+    let respond = |stream: &mut TcpStream| {
         let request = read_exactly(stream, 24);
-        say(stream, &[&OK, &request[8..9]]);
+        write_parts(stream, &[&OK, &request[8..9]]);
     };
-    let target = Target::new(300, move |_, mut stream| answer(&mut stream));
+    let target = Target::new(300, move |_, mut stream| respond(&mut stream));
     let client = Client::to(&target);
     for i in 0..10 {
         assert_eq!(client.read(i, 1).unwrap(), [i as u8], "one by one");
     }
     let batch: Vec<_> = (10..30).map(|i| Transfer::new(i, vec![0; 1])).collect();
-    let ticket = transfer::read(&client.node.transport, &client.peer, batch, client.in_(PATIENCE));
+    let ticket = transfer::read(&client.node.transport, &client.peer, batch, client.deadline_in(TIMEOUT));
     let (result, batch) = ticket.wait();
     result.unwrap();
     assert!(batch.iter().all(|t| t.buffer == [t.remote as u8]), "all at once");
@@ -188,7 +193,7 @@ fn a_request_is_tried_twice_and_not_three_times() {
 fn half_a_response_is_an_error() {
     let target = Target::new(1, |_, mut stream| {
         read_exactly(&mut stream, 24);
-        say(&mut stream, &[&OK, b"1234"]);
+        write_parts(&mut stream, &[&OK, b"1234"]);
     });
     let client = Client::to(&target);
     assert_eq!(client.read(1000, 8).unwrap_err().kind(), ErrorKind::Unavailable);
@@ -221,7 +226,7 @@ fn a_stall_ends_at_the_deadline_and_late_bytes_land_nowhere() {
     let (target, streams) = silent(1);
     let client = Client::to(&target);
     let start = client.now();
-    let ticket = client.post_read(1000, 4, client.in_(Duration::from_millis(300)));
+    let ticket = client.post_read(1000, 4, client.deadline_in(Duration::from_millis(300)));
     let mut stream = streams.recv().unwrap();
     read_exactly(&mut stream, 24);
     let (result, [transfer]) = ticket.wait();
@@ -240,7 +245,7 @@ fn a_stall_without_a_deadline_ends_too() {
     let client = Client::new(
         target.port,
         2,
-        TcpConfig { answer_timeout: Duration::from_millis(300), ..TcpConfig::default() },
+        TcpConfig { response_timeout: Duration::from_millis(300), ..TcpConfig::default() },
     );
     let ticket = client.post_read(1000, 4, None);
     let mut stream = streams.recv().unwrap();
@@ -248,7 +253,7 @@ fn a_stall_without_a_deadline_ends_too() {
     // Slowly arriving bytes count as progress.
     for byte in &OK[..3] {
         std::thread::sleep(Duration::from_millis(150));
-        say(&mut stream, &[&[*byte]]);
+        write_parts(&mut stream, &[&[*byte]]);
     }
     assert!(!ticket.is_done());
     assert_eq!(ticket.wait().0.unwrap_err().kind(), ErrorKind::Timeout);
@@ -261,7 +266,7 @@ fn a_body_that_is_not_read_ends_at_the_deadline() {
     let (target, streams) = silent(1);
     let client = Client::to(&target);
     let write = [Transfer::new(1000, vec![7u8; 64 << 20])];
-    let deadline = client.in_(Duration::from_millis(300));
+    let deadline = client.deadline_in(Duration::from_millis(300));
     let ticket = transfer::write(&client.node.transport, &client.peer, write, deadline);
     let stream = streams.recv().unwrap();
     assert_eq!(ticket.wait().0.unwrap_err().kind(), ErrorKind::Timeout);
@@ -273,24 +278,24 @@ fn a_body_that_is_not_read_ends_at_the_deadline() {
 fn one_deadline_does_not_fail_others() {
     let (target, streams) = silent(2);
     let client = Client::new(target.port, 2, TcpConfig { connections: 1, window: 1, ..TcpConfig::default() });
-    let first = client.post_read(1, 1, client.in_(PATIENCE));
+    let first = client.post_read(1, 1, client.deadline_in(TIMEOUT));
     let mut stream = streams.recv().unwrap();
     read_exactly(&mut stream, 24);
     // A request that has not begun fails alone.
-    let behind = client.post_read(2, 1, client.in_(Duration::from_millis(200)));
-    assert_eq!(behind.wait().0.unwrap_err().kind(), ErrorKind::Timeout);
-    say(&mut stream, &[&OK, b"1"]);
+    let unsent = client.post_read(2, 1, client.deadline_in(Duration::from_millis(200)));
+    assert_eq!(unsent.wait().0.unwrap_err().kind(), ErrorKind::Timeout);
+    write_parts(&mut stream, &[&OK, b"1"]);
     first.wait().0.unwrap();
     // A request that has begun ends its connection, and the requests behind it are sent again on a
     // new one.
-    let late = client.post_read(3, 1, client.in_(Duration::from_millis(200)));
-    let waiting = client.post_read(4, 1, client.in_(PATIENCE));
+    let expired = client.post_read(3, 1, client.deadline_in(Duration::from_millis(200)));
+    let waiting = client.post_read(4, 1, client.deadline_in(TIMEOUT));
     assert_eq!(read_exactly(&mut stream, 24), expected_header(READ, 3, 1));
-    assert_eq!(late.wait().0.unwrap_err().kind(), ErrorKind::Timeout);
+    assert_eq!(expired.wait().0.unwrap_err().kind(), ErrorKind::Timeout);
     closed_by_client(&mut stream);
     let mut stream = streams.recv().unwrap();
     assert_eq!(read_exactly(&mut stream, 24), expected_header(READ, 4, 1));
-    say(&mut stream, &[&OK, b"4"]);
+    write_parts(&mut stream, &[&OK, b"4"]);
     assert_eq!(waiting.wait().1[0].buffer, b"4");
     target.join();
 }
@@ -301,15 +306,15 @@ fn an_early_acknowledgement_counts_once_the_body_is_sent() {
     let (go, wait) = channel();
     let target = Target::new(1, move |_, mut stream| {
         read_exactly(&mut stream, 24);
-        say(&mut stream, &[&OK]);
+        write_parts(&mut stream, &[&OK]);
         wait.recv().unwrap();
         assert!(read_exactly(&mut stream, len) == pattern(len));
         // The connection is still usable.
         read_exactly(&mut stream, 24);
-        say(&mut stream, &[&OK, b"x"]);
+        write_parts(&mut stream, &[&OK, b"x"]);
     });
     // This target accepts one connection only, and compares slowly.
-    let client = Client::new(target.port, 2, TcpConfig { probe_after: PATIENCE, ..TcpConfig::default() });
+    let client = Client::new(target.port, 2, TcpConfig { probe_after: TIMEOUT, ..TcpConfig::default() });
     let ticket = client.post_write(1000, pattern(len));
     let ticket = ticket.wait_timeout(Duration::from_millis(200)).expect_err("the body is stuck");
     go.send(()).unwrap();
@@ -322,7 +327,7 @@ fn an_early_acknowledgement_counts_once_the_body_is_sent() {
 fn an_early_refusal_stops_the_body() {
     let target = Target::new(1, |_, mut stream| {
         read_exactly(&mut stream, 24);
-        say(&mut stream, &[&REFUSED]);
+        write_parts(&mut stream, &[&REFUSED]);
         let mut got = 0;
         let mut piece = vec![0; 1 << 20];
         while let Ok(n @ 1..) = stream.read(&mut piece) {
@@ -343,9 +348,9 @@ fn a_plain_write_is_done_when_it_is_applied() {
         assert_eq!(read_exactly(&mut stream, 5), b"hello");
         assert_eq!(read_exactly(&mut stream, 24), expected_header(PLAIN_READ, 1004, 1));
         wait.recv().unwrap();
-        say(&mut stream, &[b"o"]);
+        write_parts(&mut stream, &[b"o"]);
         assert_eq!(read_exactly(&mut stream, 24), expected_header(PLAIN_READ, 1000, 5));
-        say(&mut stream, &[b"hello"]);
+        write_parts(&mut stream, &[b"hello"]);
     });
     let client = Client::new(target.port, 1, TcpConfig::default());
     let ticket = client.post_write(1000, b"hello".to_vec());
@@ -358,19 +363,38 @@ fn a_plain_write_is_done_when_it_is_applied() {
 }
 
 #[test]
-fn too_many_requests_are_refused_not_kept() {
+fn a_stopped_transport_ends_its_requests_and_refuses_others() {
+    let (target, streams) = silent(1);
+    let client = Client::to(&target);
+    let ticket = client.post_read(1000, 4, client.deadline_in(TIMEOUT));
+    let mut stream = streams.recv().unwrap();
+    read_exactly(&mut stream, 24);
+    assert!(!client.node.transport.is_stopped());
+    client.node.transport.stop_transfers();
+    let (result, [transfer]) = ticket.wait();
+    assert_eq!(result.unwrap_err().kind(), ErrorKind::Unavailable);
+    assert!(client.node.transport.is_stopped());
+    closed_by_client(&mut stream);
+    let _ = stream.write_all(&[&OK[..], b"late"].concat());
+    assert_eq!(transfer.buffer, [0; 4]);
+    client.read(1000, 4).unwrap_err();
+    target.join();
+}
+
+#[test]
+fn requests_over_queue_limit_are_refused() {
     let (target, streams) = silent(1);
     let client =
         Client::new(target.port, 2, TcpConfig { connections: 1, max_queued: 3, ..TcpConfig::default() });
-    let kept: Vec<_> = (0..3).map(|i| client.post_read(i, 1, client.in_(PATIENCE))).collect();
+    let tickets: Vec<_> = (0..3).map(|i| client.post_read(i, 1, client.deadline_in(TIMEOUT))).collect();
     let error = client.read(4, 1).unwrap_err();
     assert_eq!(error.code(), ErrorCode::TaskPendingLimitExceeded, "{error}");
     let mut stream = streams.recv().unwrap();
     for _ in 0..3 {
         read_exactly(&mut stream, 24);
-        say(&mut stream, &[&OK, b"x"]);
+        write_parts(&mut stream, &[&OK, b"x"]);
     }
-    for ticket in kept {
+    for ticket in tickets {
         ticket.wait().0.unwrap();
     }
     target.join();
@@ -381,14 +405,14 @@ fn other_connections_open_when_there_is_enough_to_do() {
     let (target, streams) = silent(4);
     let client = Client::to(&target);
     let len = 1 << 20;
-    let tickets: Vec<_> = (0..8).map(|i| client.post_read(i, len, client.in_(PATIENCE))).collect();
+    let tickets: Vec<_> = (0..8).map(|i| client.post_read(i, len, client.deadline_in(TIMEOUT))).collect();
     let serving: Vec<_> = (0..4)
         .map(|_| {
             let mut stream = streams.recv().unwrap();
             std::thread::spawn(move || {
                 for _ in 0..2 {
                     let number = read_exactly(&mut stream, 24)[8];
-                    say(&mut stream, &[&OK, &vec![number; len]]);
+                    write_parts(&mut stream, &[&OK, &vec![number; len]]);
                 }
             })
         })

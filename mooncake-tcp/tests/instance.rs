@@ -13,7 +13,7 @@ use common::*;
 use mooncake_core::memory::{HostMemory, MemorySource, MemorySpan};
 use mooncake_core::testkit::{ForkedChild, fork_child, free_port};
 use mooncake_core::{Error, ErrorKind, Result};
-use mooncake_tcp::hello::{Answer, Hello, Instance};
+use mooncake_tcp::hello::{Hello, HelloResponse, Instance};
 use mooncake_tcp::{Framing, TcpConfig, TcpPeer, TcpTransport};
 use mooncake_transport::transfer::{self, Transfer};
 use mooncake_transport::{Access, BufferDesc, Protocol, Region, SegmentDesc, Transport};
@@ -22,7 +22,7 @@ const LEN: usize = 1 << 16;
 
 /// Held exclusively while a process starts. Up to its `exec` the new process has copies of all
 /// sockets, so a port of this process that is closed meanwhile stays in use.
-static STARTS: RwLock<()> = RwLock::new(());
+static PROCESS_START_LOCK: RwLock<()> = RwLock::new(());
 
 /// Registers `memory`, filled with `byte`, at a data port.
 fn owner(port: u16, memory: &Arc<HostMemory>, byte: u8) -> (Node, Region<TcpTransport>) {
@@ -64,7 +64,7 @@ impl Client {
     }
 
     fn read(&self, at: u64, len: usize) -> Result<Vec<u8>> {
-        let deadline = Some(self.node.transport.clock().now().after(PATIENCE));
+        let deadline = Some(self.node.transport.clock().now().after(TIMEOUT));
         let transfers = [Transfer::new(at, vec![0; len])];
         let (result, [transfer]) =
             transfer::read(&self.node.transport, &self.peer, transfers, deadline).wait();
@@ -72,16 +72,16 @@ impl Client {
     }
 
     fn write(&self, at: u64, bytes: Vec<u8>) -> Result<()> {
-        let deadline = Some(self.node.transport.clock().now().after(PATIENCE));
+        let deadline = Some(self.node.transport.clock().now().after(TIMEOUT));
         transfer::write(&self.node.transport, &self.peer, [Transfer::new(at, bytes)], deadline).wait().0
     }
 }
 
 /// Checks that the error names the expected instance and, if known, the one that was found.
-fn names(error: &Error, wanted: &str, found: Option<&str>) {
+fn assert_names_instances(error: &Error, expected: &str, found: Option<&str>) {
     let text = error.to_string();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{text}");
-    assert!(text.contains(wanted), "{text} does not name {wanted}");
+    assert!(text.contains(expected), "{text} does not name {expected}");
     assert!(found.is_none_or(|found| text.contains(found)), "{text} does not name {found:?}");
 }
 
@@ -91,12 +91,12 @@ fn a_process_that_took_over_port_and_address_is_not_used() {
         let memory = Arc::new(HostMemory::new(LEN).unwrap());
         let port = free_port();
         let (first, region) = owner(port, &memory, 1);
-        let old = descriptor(&first, &region);
-        let client = Client::to(&old, TcpConfig { framing, ..TcpConfig::default() });
+        let first_desc = descriptor(&first, &region);
+        let client = Client::to(&first_desc, TcpConfig { framing, ..TcpConfig::default() });
         let at = region.addr();
         assert_eq!(client.read(at, 64).unwrap(), [1; 64]);
         let (second, region) = {
-            let _no_copies = STARTS.read();
+            let _no_copies = PROCESS_START_LOCK.read();
             drop((region, first));
             owner(port, &memory, 2)
         };
@@ -104,9 +104,17 @@ fn a_process_that_took_over_port_and_address_is_not_used() {
         assert_eq!(region.addr(), at);
 
         let read = client.read(at, 64);
-        names(&read.expect_err("bytes of another process"), instance(&old), Some(instance(&new)));
+        assert_names_instances(
+            &read.expect_err("bytes of another process"),
+            instance(&first_desc),
+            Some(instance(&new)),
+        );
         let write = client.write(at, vec![9; LEN / 2]);
-        names(&write.expect_err("a write into another process"), instance(&old), Some(instance(&new)));
+        assert_names_instances(
+            &write.expect_err("a write into another process"),
+            instance(&first_desc),
+            Some(instance(&new)),
+        );
         assert_eq!(contents(&region), [2; LEN], "nothing has landed in the second process");
 
         // The same client reaches the second process by its own descriptor, beside the refused one.
@@ -135,11 +143,11 @@ fn client_of(listener: &TcpListener, config: TcpConfig) -> Client {
 
 fn accept(listener: &TcpListener) -> TcpStream {
     let (stream, _) = listener.accept().unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
     stream
 }
 
-fn take_hello(stream: &mut TcpStream) {
+fn expect_hello(stream: &mut TcpStream) {
     assert_eq!(read_exactly(stream, 24), Hello { instance: SCRIPTED }.encode());
     // The next byte is sent after the response.
     stream.set_nonblocking(true).unwrap();
@@ -147,8 +155,8 @@ fn take_hello(stream: &mut TcpStream) {
     stream.set_nonblocking(false).unwrap();
 }
 
-fn answer(accepted: bool) -> [u8; 16] {
-    Answer { accepted, instance: SCRIPTED }.encode()
+fn hello_response(accepted: bool) -> [u8; 16] {
+    HelloResponse { accepted, instance: SCRIPTED }.encode()
 }
 
 #[test]
@@ -158,19 +166,19 @@ fn requests_under_way_are_not_sent_again_to_another_process() {
     let memory = Arc::new(HostMemory::new(LEN).unwrap());
     let at = memory.span().addr();
     let client = client_of(&listener, TcpConfig { connections: 1, ..TcpConfig::default() });
-    let deadline = Some(client.node.transport.clock().now().after(PATIENCE));
+    let deadline = Some(client.node.transport.clock().now().after(TIMEOUT));
     let writes: Vec<_> = (0..8).map(|i| Transfer::new(at + i * 64, vec![9; 64])).collect();
     let ticket = transfer::write(&client.node.transport, &client.peer, writes, deadline);
     let mut stream = accept(&listener);
-    take_hello(&mut stream);
-    say(&mut stream, &[&answer(true)]);
+    expect_hello(&mut stream);
+    write_parts(&mut stream, &[&hello_response(true)]);
     // The first write is applied and the second has begun. Then the process ends, and another one
     // takes over.
     assert_eq!(read_exactly(&mut stream, 24 + 64)[24..], [9; 64]);
-    say(&mut stream, &[&OK]);
+    write_parts(&mut stream, &[&OK]);
     read_exactly(&mut stream, 24 + 10);
     let (second, region) = {
-        let _no_copies = STARTS.read();
+        let _no_copies = PROCESS_START_LOCK.read();
         drop(listener);
         owner(port, &memory, 2)
     };
@@ -179,7 +187,7 @@ fn requests_under_way_are_not_sent_again_to_another_process() {
     let new = descriptor(&second, &region);
     results[0].as_ref().unwrap();
     for result in &results[1..] {
-        names(result.as_ref().unwrap_err(), &SCRIPTED.to_string(), Some(instance(&new)));
+        assert_names_instances(result.as_ref().unwrap_err(), &SCRIPTED.to_string(), Some(instance(&new)));
     }
     assert_eq!(contents(&region), [2; LEN], "nothing has landed in the second process");
 }
@@ -189,23 +197,28 @@ fn a_node_without_hellos_on_the_port_gets_no_request() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let client = client_of(&listener, TcpConfig { connections: 1, ..TcpConfig::default() });
     let target = std::thread::spawn(move || {
-        for says in [&REFUSED[..], b"SSH-2.0-OpenSSH_9.7 Debian", &[]] {
+        for response in [&REFUSED[..], b"SSH-2.0-OpenSSH_9.7 Debian", &[]] {
             let mut stream = accept(&listener);
-            take_hello(&mut stream);
-            say(&mut stream, &[says]);
-            if says.is_empty() {
+            expect_hello(&mut stream);
+            write_parts(&mut stream, &[response]);
+            if response.is_empty() {
                 // The client repeats a connection that is closed without a response.
                 drop(stream);
                 stream = accept(&listener);
-                take_hello(&mut stream);
-                say(&mut stream, &[&REFUSED]);
+                expect_hello(&mut stream);
+                write_parts(&mut stream, &[&REFUSED]);
             }
-            stream.shutdown(std::net::Shutdown::Write).unwrap();
-            assert_eq!(read_to_the_end(&mut stream), b"");
+            // The client may have closed the connection already.
+            let _ = stream.shutdown(std::net::Shutdown::Write);
+            assert_eq!(read_until_close(&mut stream), b"");
         }
     });
     while !target.is_finished() {
-        names(&client.write(1000, vec![9; 64]).unwrap_err(), &SCRIPTED.to_string(), Some("unknown"));
+        assert_names_instances(
+            &client.write(1000, vec![9; 64]).unwrap_err(),
+            &SCRIPTED.to_string(),
+            Some("unknown"),
+        );
         std::thread::yield_now();
     }
     target.join().unwrap();
@@ -216,15 +229,15 @@ fn a_connection_closed_before_the_response_is_opened_again() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let client = client_of(&listener, TcpConfig { connections: 1, ..TcpConfig::default() });
     let target = std::thread::spawn(move || {
-        take_hello(&mut accept(&listener));
+        expect_hello(&mut accept(&listener));
         let mut stream = accept(&listener);
-        take_hello(&mut stream);
+        expect_hello(&mut stream);
         // A response in single bytes.
-        for byte in answer(true) {
-            say(&mut stream, &[&[byte]]);
+        for byte in hello_response(true) {
+            write_parts(&mut stream, &[&[byte]]);
         }
         read_exactly(&mut stream, 24);
-        say(&mut stream, &[&OK, b"12345678"]);
+        write_parts(&mut stream, &[&OK, b"12345678"]);
         stream
     });
     assert_eq!(client.read(1000, 8).unwrap(), b"12345678");
@@ -247,35 +260,37 @@ fn an_invalid_instance_is_refused_by_name() {
 fn requests_behind_a_hello_for_another_process_are_not_read() {
     let node = Node::start(TcpConfig::default());
     let mut region = node.open(4096);
-    let own = descriptor(&node, &region);
-    let own = Instance::parse(instance(&own)).unwrap();
-    let other = Instance(own.0 ^ 1);
+    let desc = descriptor(&node, &region);
+    let own_instance = Instance::parse(instance(&desc)).unwrap();
+    let other = Instance(own_instance.0 ^ 1);
     let requests =
         [&header(WRITE, region.addr(), 64)[..], &[9; 64], &header(READ, region.addr(), 8)].concat();
     for in_bytes in [false, true] {
-        let mut stream = node.dial();
+        let mut stream = node.connect();
         stream.set_nodelay(true).unwrap();
         let all = [&Hello { instance: other }.encode()[..], &requests].concat();
         // The node may close before the last byte is sent.
         let parts: Vec<&[u8]> = if in_bytes { all.chunks(1).collect() } else { vec![&all] };
         let _ = parts.iter().try_for_each(|part| stream.write_all(part));
         let _ = stream.shutdown(std::net::Shutdown::Write);
-        let expected = Answer { accepted: false, instance: own }.encode();
-        assert_eq!(read_to_the_end(&mut stream), expected);
+        let expected = HelloResponse { accepted: false, instance: own_instance }.encode();
+        assert_eq!(read_until_close(&mut stream), expected);
         assert_eq!(contents(&region), pattern(4096));
 
         // The requests again, behind a hello for the right instance.
-        let mut stream = node.dial();
+        let mut stream = node.connect();
         stream.set_nodelay(true).unwrap();
-        let all = [&Hello { instance: own }.encode()[..], &requests].concat();
+        let all = [&Hello { instance: own_instance }.encode()[..], &requests].concat();
         for part in if in_bytes { all.chunks(1).collect::<Vec<_>>() } else { vec![&all[..]] } {
             stream.write_all(part).unwrap();
         }
-        let expected = [&Answer { accepted: true, instance: own }.encode()[..], &OK, &OK, &[9; 8]].concat();
+        let expected =
+            [&HelloResponse { accepted: true, instance: own_instance }.encode()[..], &OK, &OK, &[9; 8]]
+                .concat();
         assert_eq!(read_exactly(&mut stream, expected.len()), expected);
         // A hello that is not the first frame is a read of no bytes.
-        say(&mut stream, &[&Hello { instance: own }.encode()]);
-        assert_eq!(read_to_the_end(&mut stream), REFUSED);
+        write_parts(&mut stream, &[&Hello { instance: own_instance }.encode()]);
+        assert_eq!(read_until_close(&mut stream), REFUSED);
         region = {
             let mut all = region.exclusive().unwrap();
             all.copy_from(0, &pattern(4096)).unwrap();
@@ -287,17 +302,17 @@ fn requests_behind_a_hello_for_another_process_are_not_read() {
 /// Memory at an address that both processes choose.
 struct Fixed(NonNull<u8>);
 
-const FIXED: usize = 0x3a00_0000_0000;
+const FIXED_ADDR: usize = 0x3a00_0000_0000;
 const FIXED_LEN: usize = 16 << 20;
 
 #[allow(unsafe_code)]
 impl Fixed {
     fn new(byte: u8) -> Self {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
-        let wanted = std::ptr::without_provenance_mut::<libc::c_void>(FIXED);
+        let expected = std::ptr::without_provenance_mut::<libc::c_void>(FIXED_ADDR);
         // SAFETY: a new mapping that replaces none.
-        let at = unsafe { libc::mmap(wanted, FIXED_LEN, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
-        assert_eq!(at.addr(), FIXED, "{}", std::io::Error::last_os_error());
+        let at = unsafe { libc::mmap(expected, FIXED_LEN, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
+        assert_eq!(at.addr(), FIXED_ADDR, "{}", std::io::Error::last_os_error());
         // SAFETY: the mapping has this length, and no other user.
         unsafe { std::ptr::write_bytes(at.cast::<u8>(), byte, FIXED_LEN) };
         Self(NonNull::new(at.cast()).unwrap())
@@ -324,8 +339,8 @@ unsafe impl Sync for Fixed {}
 #[test]
 #[ignore = "runs as the other process of the test below"]
 fn owner_process() {
-    let mut orders = std::io::stdin().lines();
-    let mut number = || orders.next()?.ok()?.parse::<u16>().ok();
+    let mut commands = std::io::stdin().lines();
+    let mut number = || commands.next()?.ok()?.parse::<u16>().ok();
     let (Some(port), Some(byte)) = (number(), number()) else { return };
     let byte = u8::try_from(byte).unwrap();
     let node = Node::start(TcpConfig { ports: port..=port, ..TcpConfig::default() });
@@ -333,8 +348,8 @@ fn owner_process() {
     let desc = descriptor(&node, &region);
     let mut out = std::io::stdout();
     writeln!(out, "> {}", String::from_utf8(desc.encode()).unwrap()).unwrap();
-    while let Some(Ok(order)) = orders.next() {
-        if order == "fork" {
+    while let Some(Ok(command)) = commands.next() {
+        if command == "fork" {
             writeln!(out, "> {}", fork_child().unwrap()).unwrap();
             continue;
         }
@@ -354,7 +369,7 @@ impl Process {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["owner_process", "--exact", "--ignored", "--nocapture"]);
         let mut child = {
-            let _alone = STARTS.write();
+            let _lock = PROCESS_START_LOCK.write();
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap()
         };
         writeln!(child.stdin.as_mut().unwrap(), "{port}\n{byte}").unwrap();
@@ -367,19 +382,19 @@ impl Process {
     fn read_line(&mut self) -> String {
         loop {
             let line = self.lines.next().expect("the process answers").unwrap();
-            if let Some((_, said)) = line.split_once("> ") {
-                return said.to_owned();
+            if let Some((_, text)) = line.split_once("> ") {
+                return text.to_owned();
             }
         }
     }
 
-    fn ask(&mut self, what: &str) -> String {
-        writeln!(self.child.stdin.as_mut().unwrap(), "{what}").unwrap();
+    fn run_command(&mut self, command: &str) -> String {
+        writeln!(self.child.stdin.as_mut().unwrap(), "{command}").unwrap();
         self.read_line()
     }
 
     fn is_untouched(&mut self) -> bool {
-        self.ask("look") == "true"
+        self.run_command("look") == "true"
     }
 
     #[allow(unsafe_code)]
@@ -400,28 +415,28 @@ impl Drop for Process {
 fn a_killed_process_is_not_confused_with_the_next_one_on_its_port() {
     let mut first = Process::start(free_port(), 1);
     assert!(first.is_untouched());
-    let (port, at) = (first.desc.tcp_data_port, FIXED as u64);
+    let (port, at) = (first.desc.tcp_data_port, FIXED_ADDR as u64);
     let client = Client::to(&first.desc, TcpConfig::default());
     assert_eq!(client.read(at, 64).unwrap(), [1; 64]);
     // Write that the first process never reads to its end.
     first.stop();
-    let deadline = Some(client.node.transport.clock().now().after(PATIENCE));
-    let late = [Transfer::new(at, vec![9; FIXED_LEN])];
-    let late = transfer::write(&client.node.transport, &client.peer, late, deadline);
-    let old = first.desc.clone();
+    let deadline = Some(client.node.transport.clock().now().after(TIMEOUT));
+    let pending_write = [Transfer::new(at, vec![9; FIXED_LEN])];
+    let pending_write = transfer::write(&client.node.transport, &client.peer, pending_write, deadline);
+    let first_desc = first.desc.clone();
     drop(first);
 
     let mut second = Process::start(port, 2);
     assert_eq!((second.desc.tcp_data_port, second.desc.buffers[0].addr), (port, at));
-    assert_eq!(late.wait().0.unwrap_err().kind(), ErrorKind::Unavailable);
-    let (wanted, found) = (instance(&old), Some(instance(&second.desc)));
+    assert_eq!(pending_write.wait().0.unwrap_err().kind(), ErrorKind::Unavailable);
+    let (expected, found) = (instance(&first_desc), Some(instance(&second.desc)));
     let again = client.read(at, 64);
     assert!(again.is_err(), "bytes of the second process: {again:?}");
     loop {
         // The client pauses for a moment after the port refused a connection in between.
         let error = client.write(at, vec![9; 64]).expect_err("a late write into the second process");
-        if error.to_string().contains(wanted) {
-            break names(&error, wanted, found);
+        if error.to_string().contains(expected) {
+            break assert_names_instances(&error, expected, found);
         }
         std::thread::yield_now();
     }
@@ -434,15 +449,15 @@ fn a_killed_process_is_not_confused_with_the_next_one_on_its_port() {
 fn the_port_of_a_killed_process_is_free_while_its_child_lives_on() {
     let mut first = Process::start(free_port(), 1);
     let port = first.desc.tcp_data_port;
-    let child = ForkedChild(first.ask("fork").parse().unwrap());
+    let child = ForkedChild(first.run_command("fork").parse().unwrap());
     let client = Client::to(&first.desc, TcpConfig::default());
-    assert_eq!(client.read(FIXED as u64, 64).unwrap(), [1; 64], "the parent still serves");
+    assert_eq!(client.read(FIXED_ADDR as u64, 64).unwrap(), [1; 64], "the parent still serves");
     drop(first);
     // Otherwise the next client would wait in the queue of an abandoned socket.
     let refused = TcpStream::connect(("127.0.0.1", port)).unwrap_err();
     assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
     // The earlier connection has ended, too.
-    assert_eq!(client.read(FIXED as u64, 64).unwrap_err().kind(), ErrorKind::Unavailable);
+    assert_eq!(client.read(FIXED_ADDR as u64, 64).unwrap_err().kind(), ErrorKind::Unavailable);
     let second = Process::start(port, 2);
     assert_eq!(second.desc.tcp_data_port, port);
     drop(child);

@@ -35,7 +35,7 @@ for line in sys.stdin:
         print(engine.transfer_sync_read(rest[0], buffer, int(rest[1]), int(rest[2])), flush=True)
 "#;
 
-struct Peer {
+struct MooncakeCpp {
     child: Child,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
@@ -43,7 +43,7 @@ struct Peer {
     buffer: u64,
 }
 
-impl Peer {
+impl MooncakeCpp {
     /// Starts the engine. `plain` makes it use the old framing as initiator.
     fn start(plain: bool) -> Self {
         #[allow(clippy::disallowed_methods, reason = "the test's own argument")]
@@ -63,7 +63,7 @@ impl Peer {
         Self { child, input, output, name: format!("127.0.0.1:{port}"), buffer }
     }
 
-    fn ask(&mut self, command: &str) -> String {
+    fn run_command(&mut self, command: &str) -> String {
         writeln!(self.input, "{command}").unwrap();
         let mut line = String::new();
         self.output.read_line(&mut line).unwrap();
@@ -71,7 +71,7 @@ impl Peer {
     }
 }
 
-impl Drop for Peer {
+impl Drop for MooncakeCpp {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -84,51 +84,71 @@ const SIZES: [usize; 6] = [1, 8, 4096, 65_537, 1 << 20, (16 << 20) + 13];
 #[ignore = "needs Mooncake C++, see above"]
 async fn bytes_go_both_ways_in_both_framings() {
     for framing in [Framing::Acknowledged, Framing::Plain] {
-        let mut peer = Peer::start(framing == Framing::Plain);
+        let mut mooncake_cpp = MooncakeCpp::start(framing == Framing::Plain);
         let config = TcpConfig { framing, data_host: "127.0.0.1".into(), ..TcpConfig::default() };
         let wire = Arc::new(TcpTransport::start(config, &tokio::runtime::Handle::current()).unwrap());
-        let ours = Engine::builder(wire.clone())
+        let engine = Engine::builder(wire.clone())
             .name("127.0.0.1:1")
             .directory(Directory::P2p)
             .handshake(HandshakePort::default())
             .start()
             .await
             .unwrap();
-        let open = ours.register(Arc::new(HostMemory::new(32 << 20).unwrap())).await.unwrap();
-        let desc = ours.open(&peer.name).await.unwrap().descriptor();
-        let way = wire.connect(&desc).await.unwrap();
+        let open = engine.register(Arc::new(HostMemory::new(32 << 20).unwrap())).await.unwrap();
+        let desc = engine.open(&mooncake_cpp.name).await.unwrap().descriptor();
+        let connection = wire.connect(&desc).await.unwrap();
         for (i, len) in SIZES.into_iter().enumerate() {
-            let (ours_first, theirs_first) = (2 * i as u8 + 1, 2 * i as u8 + 2);
+            let (written_byte, filled_byte) = (2 * i as u8 + 1, 2 * i as u8 + 2);
             // This node writes and the peer checks; then the peer fills and this node reads.
-            let write = [Transfer::new(peer.buffer, vec![ours_first; len])];
-            transfer::write(&*wire, &way, write, None).await.0.unwrap();
-            assert_eq!(peer.ask(&format!("same {ours_first} {len}")), "True", "{framing:?} {len}");
-            assert_eq!(peer.ask(&format!("fill {theirs_first} {len}")), "0");
-            let read = [Transfer::new(peer.buffer, vec![0; len])];
-            let (result, [read]) = transfer::read(&*wire, &way, read, None).await;
+            let write = [Transfer::new(mooncake_cpp.buffer, vec![written_byte; len])];
+            transfer::write(&*wire, &connection, write, None).await.0.unwrap();
+            assert_eq!(
+                mooncake_cpp.run_command(&format!("same {written_byte} {len}")),
+                "True",
+                "{framing:?} {len}"
+            );
+            assert_eq!(mooncake_cpp.run_command(&format!("fill {filled_byte} {len}")), "0");
+            let read = [Transfer::new(mooncake_cpp.buffer, vec![0; len])];
+            let (result, [read]) = transfer::read(&*wire, &connection, read, None).await;
             result.unwrap();
-            assert!(read.buffer == vec![theirs_first; len], "{framing:?} {len}");
+            assert!(read.buffer == vec![filled_byte; len], "{framing:?} {len}");
             // The peer writes its bytes and this node checks; then the peer reads them back.
-            assert_eq!(peer.ask(&format!("write {} {} {len}", ours.name(), open.addr())), "0");
+            assert_eq!(
+                mooncake_cpp.run_command(&format!("write {} {} {len}", engine.name(), open.addr())),
+                "0"
+            );
             if framing == Framing::Plain {
                 // A plain write of Mooncake C++ is complete before it has arrived; its read on the
                 // same connection comes after it.
-                assert_eq!(peer.ask(&format!("read {} {} {len}", ours.name(), open.addr())), "0");
+                assert_eq!(
+                    mooncake_cpp.run_command(&format!("read {} {} {len}", engine.name(), open.addr())),
+                    "0"
+                );
             }
             let mut bytes = vec![0; len];
             open.slice(0..len).unwrap().copy_to(0, &mut bytes).unwrap();
-            assert!(bytes == vec![theirs_first; len], "{framing:?} {len}");
-            assert_eq!(peer.ask(&format!("fill 0 {len}")), "0");
-            assert_eq!(peer.ask(&format!("read {} {} {len}", ours.name(), open.addr())), "0");
-            assert_eq!(peer.ask(&format!("same {theirs_first} {len}")), "True", "{framing:?} {len}");
+            assert!(bytes == vec![filled_byte; len], "{framing:?} {len}");
+            assert_eq!(mooncake_cpp.run_command(&format!("fill 0 {len}")), "0");
+            assert_eq!(
+                mooncake_cpp.run_command(&format!("read {} {} {len}", engine.name(), open.addr())),
+                "0"
+            );
+            assert_eq!(
+                mooncake_cpp.run_command(&format!("same {filled_byte} {len}")),
+                "True",
+                "{framing:?} {len}"
+            );
         }
-        let outside = [Transfer::new(4096, vec![0; 8])];
-        let refused = transfer::read(&*wire, &way, outside, None).await.0.unwrap_err();
+        let unregistered = [Transfer::new(4096, vec![0; 8])];
+        let refused = transfer::read(&*wire, &connection, unregistered, None).await.0.unwrap_err();
         let expected = if framing == Framing::Plain { ErrorKind::Unavailable } else { ErrorKind::Invalid };
         assert_eq!(refused.kind(), expected, "{refused}");
         if framing == Framing::Acknowledged {
-            assert_eq!(peer.ask(&format!("read {} {} 8", ours.name(), open.addr() - 8)), "-1");
+            assert_eq!(
+                mooncake_cpp.run_command(&format!("read {} {} 8", engine.name(), open.addr() - 8)),
+                "-1"
+            );
         }
-        ours.close().await.unwrap();
+        engine.close().await.unwrap();
     }
 }

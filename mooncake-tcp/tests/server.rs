@@ -25,24 +25,24 @@ fn the_captured_conversation() {
     let mut all = region.exclusive().unwrap();
     all.copy_from(0x110, b"SECRET42").unwrap();
     let region = all.into_region().unwrap();
-    let mut stream = node.dial();
+    let mut stream = node.connect();
 
     let mut request = [8u8, 0, 0, 0, 0, 0, 0, 0].to_vec();
     request.extend(read_at.to_le_bytes());
     request.extend([0x80, 0, 0, 0, 0, 0, 0, 0]);
-    say(&mut stream, &[&request]);
+    write_parts(&mut stream, &[&request]);
     assert_eq!(read_exactly(&mut stream, 8), [0, 0, 0, 0, 0x56, 0x54, 0x43, 0x4d]);
     assert_eq!(read_exactly(&mut stream, 8), b"SECRET42");
 
     request[8..16].copy_from_slice(&write_at.to_le_bytes());
     request[16] = 0x81;
-    say(&mut stream, &[&request]);
-    say(&mut stream, &[b"WRITTEN!"]);
+    write_parts(&mut stream, &[&request]);
+    write_parts(&mut stream, &[b"WRITTEN!"]);
     assert_eq!(read_exactly(&mut stream, 8), [0, 0, 0, 0, 0x56, 0x54, 0x43, 0x4d]);
     assert_eq!(contents(&region)[0x210..0x218], *b"WRITTEN!");
 
     request[0] = 4;
-    say(&mut stream, &[&request, b"4444"]);
+    write_parts(&mut stream, &[&request, b"4444"]);
     assert_eq!(read_exactly(&mut stream, 8), OK);
     assert_eq!(contents(&region)[0x210..0x218], *b"4444TEN!");
 }
@@ -52,7 +52,7 @@ fn framings_mix_and_requests_are_served_in_order() {
     let node = node();
     let region = node.open(4096);
     let at = region.addr();
-    let mut stream = node.dial();
+    let mut stream = node.connect();
     let requests = [
         header(READ, at, 5),
         header(WRITE, at, 3),
@@ -69,7 +69,7 @@ fn framings_mix_and_requests_are_served_in_order() {
     ]
     .concat();
     let second_to_last = pattern(4096)[4094];
-    let answers = [
+    let expected_responses = [
         &OK[..],
         &[0, 1, 2, 3, 4],
         &OK,
@@ -83,8 +83,8 @@ fn framings_mix_and_requests_are_served_in_order() {
         &[second_to_last, b'z'],
     ]
     .concat();
-    say(&mut stream, &[&requests]);
-    assert_eq!(read_exactly(&mut stream, answers.len()), answers);
+    write_parts(&mut stream, &[&requests]);
+    assert_eq!(read_exactly(&mut stream, expected_responses.len()), expected_responses);
     // The same bytes, one at a time.
     let mut all = region.exclusive().unwrap();
     all.copy_from(0, &pattern(4096)).unwrap();
@@ -92,18 +92,18 @@ fn framings_mix_and_requests_are_served_in_order() {
     for byte in requests {
         stream.write_all(&[byte]).unwrap();
     }
-    assert_eq!(read_exactly(&mut stream, answers.len()), answers);
+    assert_eq!(read_exactly(&mut stream, expected_responses.len()), expected_responses);
 }
 
 #[test]
 fn ranges_outside_are_refused_and_the_connection_closed() {
     let node = node();
     let memory = Arc::new(HostMemory::new(8192).unwrap());
-    let half = |from| {
+    let register_half = |from| {
         let part = Part { memory: memory.clone(), from, len: 4096 };
         Region::register(&node.transport, Arc::new(part), Access::Remote).unwrap()
     };
-    let (low, high) = (half(0), half(4096));
+    let (low, high) = (register_half(0), register_half(4096));
     let (start, end) = (low.addr(), high.addr() + 4096);
     for (addr, len) in [
         (start, 0),
@@ -120,18 +120,18 @@ fn ranges_outside_are_refused_and_the_connection_closed() {
         (start, 8192),
     ] {
         for opcode in [READ, WRITE, PLAIN_READ, PLAIN_WRITE] {
-            let mut stream = node.dial();
+            let mut stream = node.connect();
             // A valid request first, whose response must not be lost, and a body after the refused
             // one.
-            say(&mut stream, &[&header(PLAIN_READ, start, 2), &header(opcode, addr, len), &[9; 64]]);
-            let answer = read_to_the_end(&mut stream);
+            write_parts(&mut stream, &[&header(PLAIN_READ, start, 2), &header(opcode, addr, len), &[9; 64]]);
+            let response = read_until_close(&mut stream);
             let refusal = if opcode >= 0x80 { &REFUSED[..] } else { &[] };
-            assert_eq!(answer, [&[0, 0], refusal].concat(), "{opcode:#x} {addr:#x}+{len}");
+            assert_eq!(response, [&[0, 0], refusal].concat(), "{opcode:#x} {addr:#x}+{len}");
         }
     }
     assert!(contents(&low).iter().chain(&contents(&high)).all(|b| *b == 0));
-    let mut stream = node.dial();
-    say(&mut stream, &[&header(READ, high.addr(), 4096)]);
+    let mut stream = node.connect();
+    write_parts(&mut stream, &[&header(READ, high.addr(), 4096)]);
     read_exactly(&mut stream, 8 + 4096);
 }
 
@@ -139,11 +139,11 @@ fn ranges_outside_are_refused_and_the_connection_closed() {
 fn a_refusal_arrives_though_the_body_is_still_coming() {
     let node = node();
     let region = node.open(4096);
-    let mut stream = node.dial();
-    say(&mut stream, &[&header(WRITE, region.addr(), 8 << 20)]);
+    let mut stream = node.connect();
+    write_parts(&mut stream, &[&header(WRITE, region.addr(), 8 << 20)]);
     let body = vec![9; 8 << 20];
     let _ = stream.write_all(&body);
-    assert_eq!(read_to_the_end(&mut stream), REFUSED);
+    assert_eq!(read_until_close(&mut stream), REFUSED);
     assert_eq!(contents(&region), pattern(4096));
 }
 
@@ -155,18 +155,18 @@ fn garbage_harms_no_other_connection() {
     for round in 0..60 {
         let mut bytes = vec![0; 1 + rng.below(400) as usize];
         rng.fill(&mut bytes);
-        let mut stream = node.dial();
+        let mut stream = node.connect();
         let _ = stream.write_all(&bytes);
         if bytes.len() < 24 {
             continue;
         }
-        let answer = read_to_the_end(&mut stream);
+        let response = read_until_close(&mut stream);
         let expected = if bytes[16] >= 0x80 { &REFUSED[..] } else { &[] };
-        assert_eq!(answer, expected, "round {round}");
+        assert_eq!(response, expected, "round {round}");
     }
     assert_eq!(contents(&region), pattern(4096));
-    let mut stream = node.dial();
-    say(&mut stream, &[&header(READ, region.addr(), 1)]);
+    let mut stream = node.connect();
+    write_parts(&mut stream, &[&header(READ, region.addr(), 1)]);
     assert_eq!(read_exactly(&mut stream, 9), [&OK[..], &[0]].concat());
 }
 
@@ -175,10 +175,10 @@ fn bulk_goes_through_one_header() {
     let node = node();
     let len = 700_001;
     let region = node.open(len);
-    let mut stream = node.dial();
+    let mut stream = node.connect();
     let body: Vec<u8> = (0..len).map(|i| (i * 7 % 253) as u8).collect();
     let (write, read) = (header(WRITE, region.addr(), len as u64), header(READ, region.addr(), len as u64));
-    say(&mut stream, &[&write, &body, &read]);
+    write_parts(&mut stream, &[&write, &body, &read]);
     assert_eq!(read_exactly(&mut stream, 8), OK);
     assert_eq!(contents(&region), body);
     assert_eq!(read_exactly(&mut stream, 8), OK);
@@ -189,7 +189,7 @@ fn bulk_goes_through_one_header() {
 fn a_thousand_requests_at_once() {
     let node = node();
     let region = node.open(1 << 20);
-    let mut stream = node.dial();
+    let mut stream = node.connect();
     let requests: Vec<u8> = (0..1000u64)
         .flat_map(|i| {
             let mut request = header(WRITE, region.addr() + i * 1000, 16);
@@ -214,10 +214,10 @@ fn a_thousand_requests_at_once() {
 fn half_a_write_stays_and_the_node_goes_on() {
     let node = node();
     let region = node.open(4096);
-    let mut stream = node.dial();
-    say(&mut stream, &[&header(WRITE, region.addr(), 100), &[9; 40]]);
+    let mut stream = node.connect();
+    write_parts(&mut stream, &[&header(WRITE, region.addr(), 100), &[9; 40]]);
     stream.shutdown(std::net::Shutdown::Write).unwrap();
-    assert_eq!(read_to_the_end(&mut stream), b"", "no acknowledgement for half a write");
+    assert_eq!(read_until_close(&mut stream), b"", "no acknowledgement for half a write");
     let after = contents(&region);
     assert_eq!(after[..40], [9; 40]);
     assert_eq!(after[40..], pattern(4096)[40..]);
@@ -230,23 +230,23 @@ fn stalled_connections_are_dropped_and_idle_ones_are_not() {
     let region = node.open(32 << 20);
     let clock = SystemClock::new();
     let start = clock.now();
-    let mut idle = node.dial();
-    let mut in_header = node.dial();
-    say(&mut in_header, &[&header(WRITE, region.addr(), 100)[..10]]);
-    let mut in_body = node.dial();
-    say(&mut in_body, &[&header(WRITE, region.addr(), 100), &[9; 40]]);
-    let mut unread = node.dial();
-    say(&mut unread, &[&header(READ, region.addr(), 32 << 20)]);
-    assert_eq!(read_to_the_end(&mut in_header), b"");
-    assert_eq!(read_to_the_end(&mut in_body), b"");
+    let mut idle = node.connect();
+    let mut in_header = node.connect();
+    write_parts(&mut in_header, &[&header(WRITE, region.addr(), 100)[..10]]);
+    let mut in_body = node.connect();
+    write_parts(&mut in_body, &[&header(WRITE, region.addr(), 100), &[9; 40]]);
+    let mut unread = node.connect();
+    write_parts(&mut unread, &[&header(READ, region.addr(), 32 << 20)]);
+    assert_eq!(read_until_close(&mut in_header), b"");
+    assert_eq!(read_until_close(&mut in_body), b"");
     assert!(clock.now().since(start) >= Duration::from_millis(300), "the connection is not dropped early");
     // One more connection stalls after them: when it is dropped, the response has been stuck for
     // long enough.
-    let mut later = node.dial();
-    say(&mut later, &[&[0; 1]]);
-    assert_eq!(read_to_the_end(&mut later), b"");
-    assert!(read_to_the_end(&mut unread).len() < 32 << 20, "a response that is not read is dropped");
-    say(&mut idle, &[&header(READ, region.addr(), 1)]);
+    let mut extra_connection = node.connect();
+    write_parts(&mut extra_connection, &[&[0; 1]]);
+    assert_eq!(read_until_close(&mut extra_connection), b"");
+    assert!(read_until_close(&mut unread).len() < 32 << 20, "a response that is not read is dropped");
+    write_parts(&mut idle, &[&header(READ, region.addr(), 1)]);
     assert_eq!(read_exactly(&mut idle, 8), OK, "an idle connection outlives the progress timeout");
 }
 
@@ -255,12 +255,12 @@ fn a_slow_reader_gets_everything_and_delays_no_other() {
     let node = node();
     let len = 12 << 20;
     let region = node.open(len);
-    let mut slow = node.dial();
-    say(&mut slow, &[&header(READ, region.addr(), len as u64)]);
+    let mut slow = node.connect();
+    write_parts(&mut slow, &[&header(READ, region.addr(), len as u64)]);
     assert_eq!(read_exactly(&mut slow, 8), OK);
-    let mut other = node.dial();
+    let mut other = node.connect();
     for i in 0..100 {
-        say(&mut other, &[&header(READ, region.addr() + i, 1)]);
+        write_parts(&mut other, &[&header(READ, region.addr() + i, 1)]);
         assert_eq!(read_exactly(&mut other, 9)[8], i as u8);
     }
     assert!(read_exactly(&mut slow, len) == pattern(len));
@@ -271,14 +271,14 @@ fn deregistering_cuts_off_a_write_under_way() {
     let node = node();
     let region = node.open(8 << 20);
     let memory = region.memory().clone();
-    let mut stream = node.dial();
+    let mut stream = node.connect();
     let at = region.addr();
-    say(&mut stream, &[&header(READ, at, 1), &header(WRITE, at, 8 << 20), &[9; 100_000]]);
+    write_parts(&mut stream, &[&header(READ, at, 1), &header(WRITE, at, 8 << 20), &[9; 100_000]]);
     read_exactly(&mut stream, 9);
     drop(region);
     let before = snapshot(&*memory);
     let _ = stream.write_all(&vec![9; 4 << 20]);
-    assert_eq!(read_to_the_end(&mut stream), REFUSED);
+    assert_eq!(read_until_close(&mut stream), REFUSED);
     assert!(snapshot(&*memory) == before, "the memory changed after its deregistration");
 }
 
@@ -287,12 +287,12 @@ fn deregistering_cuts_off_a_read_under_way() {
     let node = node();
     let len = 64 << 20;
     let region = node.open(len);
-    let mut stream = node.dial();
-    say(&mut stream, &[&header(READ, region.addr(), len as u64)]);
+    let mut stream = node.connect();
+    write_parts(&mut stream, &[&header(READ, region.addr(), len as u64)]);
     read_exactly(&mut stream, 8);
     // Far more than the kernel buffers hold is still to come, so the response is stuck half-way.
     drop(region);
-    let rest = read_to_the_end(&mut stream);
+    let rest = read_until_close(&mut stream);
     assert!(rest.len() < len && rest == pattern(len)[..rest.len()], "{} bytes", rest.len());
 }
 
@@ -302,25 +302,21 @@ fn deregistering_cuts_off_a_read_under_way() {
 fn the_longest_idle_connection_is_closed_whatever_it_has_requested() {
     let node = Node::start(TcpConfig { max_served: 4, ..TcpConfig::default() });
     let region = node.open(64);
-    let asks = |stream: &mut std::net::TcpStream| {
-        say(stream, &[&header(READ, region.addr(), 1)]);
-        read_exactly(stream, 9);
-    };
-    let mut kept = std::collections::VecDeque::new();
+    let mut connections = std::collections::VecDeque::new();
     for _ in 0..4 {
-        let mut stream = node.dial();
-        asks(&mut stream);
-        kept.push_back(stream);
+        let mut stream = node.connect();
+        read_one_byte(&mut stream, &region);
+        connections.push_back(stream);
     }
     for _ in 0..20 {
-        let mut next = node.dial();
-        asks(&mut next);
-        kept.push_back(next);
-        let mut longest_idle = kept.pop_front().unwrap();
-        assert_eq!(read_to_the_end(&mut longest_idle), b"", "the longest idle connection is closed");
+        let mut next = node.connect();
+        read_one_byte(&mut next, &region);
+        connections.push_back(next);
+        let mut longest_idle = connections.pop_front().unwrap();
+        assert_eq!(read_until_close(&mut longest_idle), b"", "the longest idle connection is closed");
     }
-    for stream in &mut kept {
-        asks(stream);
+    for stream in &mut connections {
+        read_one_byte(stream, &region);
     }
 }
 
@@ -330,10 +326,11 @@ fn the_longest_idle_connection_is_closed_whatever_it_has_requested() {
 fn stalled_requests_release_their_slot() {
     let node = Node::start(TcpConfig { max_served: 3, ..TcpConfig::default() });
     let (small, large) = (node.open(64), node.open(64 << 20));
-    let (mut half_header, mut half_body, mut unread) = (node.dial(), node.dial(), node.dial());
-    half_header.write_all(&header(READ, small.addr(), 1)[..5]).unwrap();
-    say(&mut half_body, &[&header(WRITE, small.addr(), 64), &[7; 10]]);
-    say(&mut unread, &[&header(READ, large.addr(), 64 << 20)]);
+    let (mut stalled_in_header, mut stalled_in_body, mut unread) =
+        (node.connect(), node.connect(), node.connect());
+    stalled_in_header.write_all(&header(READ, small.addr(), 1)[..5]).unwrap();
+    write_parts(&mut stalled_in_body, &[&header(WRITE, small.addr(), 64), &[7; 10]]);
+    write_parts(&mut unread, &[&header(READ, large.addr(), 64 << 20)]);
     read_exactly(&mut unread, 8);
     // Three connections that are served at once leave no capacity for a stalled one.
     let is_served = |stream: &mut std::net::TcpStream| {
@@ -341,16 +338,16 @@ fn stalled_requests_release_their_slot() {
     };
     let mut served = Vec::new();
     while served.len() < 3 {
-        served.push(node.dial());
+        served.push(node.connect());
         served.retain_mut(is_served);
     }
-    assert_eq!(read_to_the_end(&mut half_header), b"");
-    assert_eq!(read_to_the_end(&mut half_body), b"");
-    assert!(read_to_the_end(&mut unread).len() < 64 << 20);
+    assert_eq!(read_until_close(&mut stalled_in_header), b"");
+    assert_eq!(read_until_close(&mut stalled_in_body), b"");
+    assert!(read_until_close(&mut unread).len() < 64 << 20);
 }
 
-fn ask(stream: &mut std::net::TcpStream, region: &Region<TcpTransport>) {
-    say(stream, &[&header(READ, region.addr(), 1)]);
+fn read_one_byte(stream: &mut std::net::TcpStream, region: &Region<TcpTransport>) {
+    write_parts(stream, &[&header(READ, region.addr(), 1)]);
     read_exactly(stream, 9);
 }
 
@@ -358,29 +355,29 @@ fn ask(stream: &mut std::net::TcpStream, region: &Region<TcpTransport>) {
 fn the_connection_that_waits_longest_is_closed() {
     let node = Node::start(TcpConfig { max_served: 4, ..TcpConfig::default() });
     let region = node.open(64);
-    let mut kept: Vec<_> = (0..4).map(|_| node.dial()).collect();
-    kept.iter_mut().for_each(|stream| ask(stream, &region));
+    let mut connections: Vec<_> = (0..4).map(|_| node.connect()).collect();
+    connections.iter_mut().for_each(|stream| read_one_byte(stream, &region));
     // The first one sends another request, so the second one has waited longest.
-    ask(&mut kept[0], &region);
-    let mut fifth = node.dial();
-    ask(&mut fifth, &region);
-    assert_eq!(read_to_the_end(&mut kept[1]), b"");
+    read_one_byte(&mut connections[0], &region);
+    let mut fifth = node.connect();
+    read_one_byte(&mut fifth, &region);
+    assert_eq!(read_until_close(&mut connections[1]), b"");
     for at in [0, 2, 3] {
-        ask(&mut kept[at], &region);
+        read_one_byte(&mut connections[at], &region);
     }
-    ask(&mut fifth, &region);
+    read_one_byte(&mut fifth, &region);
     // Connections without a request, or with half a request, are closed in their turn.
-    let mut silent: Vec<_> = (0..3).map(|_| node.dial()).collect();
+    let mut silent: Vec<_> = (0..3).map(|_| node.connect()).collect();
     for at in [0, 2, 3] {
-        assert_eq!(read_to_the_end(&mut kept[at]), b"");
+        assert_eq!(read_until_close(&mut connections[at]), b"");
     }
     silent[0].write_all(&header(READ, region.addr(), 1)[..5]).unwrap();
-    let mut last = node.dial();
-    ask(&mut last, &region);
-    assert_eq!(read_to_the_end(&mut fifth), b"");
-    let mut last = node.dial();
-    ask(&mut last, &region);
-    assert_eq!(read_to_the_end(&mut silent[0]), b"", "half a request does not count as one");
+    let mut last = node.connect();
+    read_one_byte(&mut last, &region);
+    assert_eq!(read_until_close(&mut fifth), b"");
+    let mut last = node.connect();
+    read_one_byte(&mut last, &region);
+    assert_eq!(read_until_close(&mut silent[0]), b"", "half a request does not count as one");
 }
 
 /// Clients that take turns, with fewer places at the node than connections.
@@ -400,7 +397,7 @@ fn no_operation_fails_while_connections_are_closed() {
         .collect();
     for round in 0..20u8 {
         for (client, peer) in &clients {
-            let deadline = Some(client.transport.clock().now().after(PATIENCE));
+            let deadline = Some(client.transport.clock().now().after(TIMEOUT));
             let write = [Transfer::new(region.addr() + 64, vec![round; 64])];
             transfer::write(&client.transport, peer, write, deadline).wait().0.unwrap();
             let read = [Transfer::new(region.addr() + 64, vec![0; 64])];
@@ -412,9 +409,9 @@ fn no_operation_fails_while_connections_are_closed() {
 }
 
 #[test]
-fn a_port_in_use_is_named() {
-    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = taken.local_addr().unwrap().port();
+fn port_in_use_error_states_port() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let config = TcpConfig { bind: Some([127, 0, 0, 1].into()), ports: port..=port, ..TcpConfig::default() };
     let error = TcpTransport::start(config, runtime.handle()).unwrap_err();
@@ -438,11 +435,11 @@ fn both_families_reach_the_default_port() {
 #[test]
 fn dropping_the_node_closes_port_and_connections() {
     let node = node();
-    let mut stream = node.dial();
+    let mut stream = node.connect();
     let addr = node.transport.local_addr();
     let Node { transport, runtime } = node;
     drop(transport);
-    assert_eq!(read_to_the_end(&mut stream), b"");
+    assert_eq!(read_until_close(&mut stream), b"");
     assert_eq!(std::net::TcpStream::connect(addr).unwrap_err().kind(), ErrorKind::ConnectionRefused);
     drop(runtime);
 }

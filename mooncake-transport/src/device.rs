@@ -40,7 +40,7 @@ struct Copying {
 
 enum State {
     Running(Box<dyn PendingCopy>),
-    Over(Result<()>),
+    Done(Result<()>),
 }
 
 impl DeviceCopy {
@@ -72,19 +72,19 @@ impl CopyHandle {
     }
 
     /// Returns whether the copy is known to be over.
-    pub fn is_over(&self) -> bool {
-        self.copying.state.try_lock().is_some_and(|state| matches!(*state, State::Over(_)))
+    pub fn is_finished(&self) -> bool {
+        self.copying.state.try_lock().is_some_and(|state| matches!(*state, State::Done(_)))
     }
 }
 
 impl Copying {
     fn settle(&self) {
         let mut state = self.state.lock();
-        let lost = || State::Over(Err(Error::internal("copy was dropped before its end")));
+        let dropped = || State::Done(Err(Error::internal("copy was dropped before its end")));
         if let State::Running(_) = &*state
-            && let State::Running(pending) = std::mem::replace(&mut *state, lost())
+            && let State::Running(pending) = std::mem::replace(&mut *state, dropped())
         {
-            *state = State::Over(pending.wait());
+            *state = State::Done(pending.wait());
         }
     }
 }
@@ -95,20 +95,20 @@ impl Future for DeviceCopy {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
         // Another thread already waits for the copy, so this one returns.
         let Some(mut state) = self.copying.state.try_lock() else {
-            TICKER.wake_soon(cx.waker());
+            TICKER.wake_fast(cx.waker());
             return Poll::Pending;
         };
         if let State::Running(pending) = &mut *state {
             match pending.poll() {
                 None => {
-                    TICKER.wake_soon(cx.waker());
+                    TICKER.wake_fast(cx.waker());
                     return Poll::Pending;
                 }
-                Some(result) => *state = State::Over(result),
+                Some(result) => *state = State::Done(result),
             }
         }
         Poll::Ready(match &*state {
-            State::Over(Err(error)) => Err(of_a_device(error.clone())),
+            State::Done(Err(error)) => Err(device_error(error.clone())),
             _ => Ok(()),
         })
     }
@@ -135,17 +135,17 @@ impl fmt::Debug for CopyHandle {
 /// Source of wake-ups for futures that have no event to wait for.
 struct Ticker {
     waiting: Mutex<Waiting>,
-    came: Condvar,
+    added: Condvar,
 }
 
 #[derive(Default)]
 struct Waiting {
-    soon: Vec<Waker>,
-    later: Vec<Waker>,
+    fast: Vec<Waker>,
+    slow: Vec<Waker>,
 }
 
 static TICKER: LazyLock<&'static Ticker> = LazyLock::new(|| {
-    let ticker: &Ticker = Box::leak(Box::new(Ticker { waiting: Mutex::default(), came: Condvar::new() }));
+    let ticker: &Ticker = Box::leak(Box::new(Ticker { waiting: Mutex::default(), added: Condvar::new() }));
     let thread = std::thread::Builder::new().name("device-ticks".into());
     if let Err(error) = thread.spawn(|| ticker.run()) {
         tracing::error!(%error, "cannot start the thread that polls copies of device memory");
@@ -154,20 +154,20 @@ static TICKER: LazyLock<&'static Ticker> = LazyLock::new(|| {
 });
 
 impl Ticker {
-    fn wake_soon(&self, waker: &Waker) {
+    fn wake_fast(&self, waker: &Waker) {
         let mut waiting = self.waiting.lock();
-        waiting.soon.push(waker.clone());
+        waiting.fast.push(waker.clone());
         // With more than one waiter, a tick is already scheduled.
-        if waiting.soon.len() == 1 {
-            self.came.notify_one();
+        if waiting.fast.len() == 1 {
+            self.added.notify_one();
         }
     }
 
-    fn wake_later(&self, waker: &Waker) {
+    fn wake_slowly(&self, waker: &Waker) {
         let mut waiting = self.waiting.lock();
-        waiting.later.push(waker.clone());
-        if waiting.later.len() == 1 {
-            self.came.notify_one();
+        waiting.slow.push(waker.clone());
+        if waiting.slow.len() == 1 {
+            self.added.notify_one();
         }
     }
 
@@ -175,23 +175,23 @@ impl Ticker {
         let mut since = Duration::ZERO;
         loop {
             let mut waiting = self.waiting.lock();
-            if waiting.soon.is_empty() {
-                if waiting.later.is_empty() {
+            if waiting.fast.is_empty() {
+                if waiting.slow.is_empty() {
                     since = Duration::ZERO;
-                    self.came.wait(&mut waiting);
+                    self.added.wait(&mut waiting);
                     continue;
                 }
-                let late = self.came.wait_for(&mut waiting, SLOW_TICK).timed_out();
-                since = if late { SLOW_TICK } else { since };
+                let timed_out = self.added.wait_for(&mut waiting, SLOW_TICK).timed_out();
+                since = if timed_out { SLOW_TICK } else { since };
             } else {
                 drop(waiting);
                 std::thread::park_timeout(TICK);
                 since += TICK;
                 waiting = self.waiting.lock();
             }
-            let mut woken = std::mem::take(&mut waiting.soon);
+            let mut woken = std::mem::take(&mut waiting.fast);
             if since >= SLOW_TICK {
-                woken.append(&mut waiting.later);
+                woken.append(&mut waiting.slow);
                 since = Duration::ZERO;
             }
             drop(waiting);
@@ -210,14 +210,14 @@ pub(crate) async fn unless<F: Future>(work: F, mut stop: impl FnMut() -> Option<
         if let Some(error) = stop() {
             return Poll::Ready(Err(error));
         }
-        TICKER.wake_later(cx.waker());
+        TICKER.wake_slowly(cx.waker());
         Poll::Pending
     })
     .await
 }
 
 /// Executor of operations with device memory: one thread for the whole process, which never blocks.
-static CARRIER: LazyLock<mpsc::UnboundedSender<BoxFuture<'static, ()>>> = LazyLock::new(|| {
+static EXECUTOR: LazyLock<mpsc::UnboundedSender<BoxFuture<'static, ()>>> = LazyLock::new(|| {
     let (sender, work) = mpsc::unbounded::<BoxFuture<'static, ()>>();
     let run = move || {
         let each = |work: BoxFuture<'static, ()>| async move {
@@ -238,12 +238,12 @@ static CARRIER: LazyLock<mpsc::UnboundedSender<BoxFuture<'static, ()>>> = LazyLo
 pub(crate) fn spawn(work: impl Future<Output = ()> + Send + 'static) {
     // The send fails if the thread is missing. The shares of completions in the future then fail
     // with it.
-    let _ = CARRIER.unbounded_send(work.boxed());
+    let _ = EXECUTOR.unbounded_send(work.boxed());
 }
 
 /// Converts the error of a device into an error of this process, so that no caller mistakes it for
 /// an error of a peer or of the connection.
-pub(crate) fn of_a_device(error: Error) -> Error {
+pub(crate) fn device_error(error: Error) -> Error {
     Error::new(ErrorCode::InternalError, error.message().to_owned()).with_source(error)
 }
 
@@ -251,7 +251,7 @@ pub(crate) fn of_a_device(error: Error) -> Error {
 static IN_USE: AtomicBool = AtomicBool::new(false);
 
 /// Records the location of a region.
-pub(crate) fn seen(span: MemorySpan) -> MemorySpan {
+pub(crate) fn record_location(span: MemorySpan) -> MemorySpan {
     if span.location.is_device() {
         IN_USE.store(true, Ordering::Release);
     }

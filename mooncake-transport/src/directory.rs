@@ -4,7 +4,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use mooncake_core::meta::{Expect, MetaKeys, MetadataBackend};
+use bytes::Bytes;
+use mooncake_core::meta::{Expect, MetaKeys, MetadataBackend, fingerprint};
 use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
 use serde_json::{Value, json};
 use tracing::{info, warn};
@@ -84,15 +85,24 @@ impl Directory {
         Err(Error::new(ErrorCode::SegmentAlreadyExists, text))
     }
 
-    /// Publishes a descriptor and replaces the present one. With `fresh`, a present one is an
-    /// error.
-    pub async fn publish(&self, desc: &SegmentDesc, fresh: bool) -> Result<()> {
-        let Directory::Metadata { backend, keys } = self else { return Ok(()) };
-        let expect = if fresh { Expect::Absent } else { Expect::Any };
-        match backend.put(&keys.segment(&desc.name), keys.value(desc.encode()), expect).await {
-            Ok(_) => Ok(()),
+    /// Publishes a descriptor and replaces the present one. With `must_be_new`, a present one is an
+    /// error. Returns the fingerprint of the entry, if names are not addresses.
+    pub async fn publish(&self, desc: &SegmentDesc, must_be_new: bool) -> Result<Option<u64>> {
+        let Directory::Metadata { backend, keys } = self else { return Ok(None) };
+        let expect = if must_be_new { Expect::Absent } else { Expect::Any };
+        let value = keys.value(desc.encode());
+        let print = fingerprint(&value);
+        match backend.put(&keys.segment(&desc.name), value, expect).await {
+            Ok(_) => Ok(Some(print)),
             Err(error) => Err(error.context(format!("publishing segment {:?}", desc.name))),
         }
+    }
+
+    /// Returns the descriptor of a segment as the metadata service stores it, or `None` if it has
+    /// none.
+    pub(crate) async fn entry(&self, name: &str) -> Result<Option<Bytes>> {
+        let Directory::Metadata { backend, keys } = self else { return Ok(None) };
+        Ok(backend.get(&keys.segment(name)).await?.map(|entry| entry.value))
     }
 
     /// Removes descriptor and address. An address other than `at` stays, because the name then has
@@ -124,13 +134,18 @@ impl Directory {
         entry.map(|entry| address(name, &entry.value)).transpose()
     }
 
-    /// Returns the descriptor of a segment, with the host of its data port filled in. `own` is the
-    /// local descriptor, which a handshake sends to the peer.
-    pub async fn descriptor(&self, name: &str, own: &[u8], config: &HandshakeConfig) -> Result<SegmentDesc> {
+    /// Returns the descriptor of a segment, with the host of its data port filled in.
+    /// `own_descriptor` is the local descriptor, which a handshake sends to the peer.
+    pub async fn descriptor(
+        &self,
+        name: &str,
+        own_descriptor: &[u8],
+        config: &HandshakeConfig,
+    ) -> Result<SegmentDesc> {
         let mut desc = match self {
             Directory::P2p => {
                 let at = HostPort::parse(name, DEFAULT_PORT);
-                handshake::fetch_descriptor(&at, own, config).await?
+                handshake::fetch_descriptor(&at, own_descriptor, config).await?
             }
             Directory::Metadata { backend, keys } => {
                 let entry = backend.get(&keys.segment(name)).await?.ok_or_else(|| {
@@ -143,7 +158,7 @@ impl Directory {
             }
         };
         // Transports that set up connections need the whole address. TCP needs the host at most.
-        if desc.tcp_data_host.is_empty() || !desc.speaks(&Protocol::TCP) {
+        if desc.tcp_data_host.is_empty() || !desc.supports(&Protocol::TCP) {
             desc.handshake = self.locate(name).await?;
         }
         if desc.tcp_data_host.is_empty()
@@ -174,7 +189,6 @@ fn in_use(name: &str, owner: &HostPort) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use bytes::Bytes;
     use futures::FutureExt;
     use mooncake_core::meta::MemoryMetadata;
 
@@ -215,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_in_the_directory_is_named() {
+    fn malformed_entry_error_states_name() {
         let backend = Arc::new(MemoryMetadata::new());
         let directory = Directory::new(backend.clone());
         for text in ["", "[]", r#"{"ip_or_host_name":"h"}"#, r#"{"ip_or_host_name":"h","rpc_port":70000}"#] {

@@ -10,7 +10,7 @@ use mooncake_core::memory::{MemorySpan, copy_memory};
 use mooncake_core::{Error, Result};
 use parking_lot::RwLock;
 
-use crate::device::of_a_device;
+use crate::device::device_error;
 
 /// Table of registered spans, which do not overlap. Reads and writes are safe: they are checked and
 /// copied under a lock that the drop of an [`Exposure`] waits for.
@@ -120,7 +120,7 @@ unsafe fn copy(from: MemorySpan, to: MemorySpan) -> Result<()> {
     if from.location.is_device() || to.location.is_device() {
         // SAFETY: passed on to the caller. For an overlap on one device, the device defines the
         // result.
-        return unsafe { copy_memory(from, to) }.map_err(of_a_device);
+        return unsafe { copy_memory(from, to) }.map_err(device_error);
     }
     // SAFETY: both are host memory of the same length.
     unsafe { from.ptr.copy_to(to.ptr, from.len.min(to.len)) };
@@ -225,7 +225,7 @@ mod tests {
         let table = ExposedMemory::new();
         // SAFETY: each is dropped before `memory`.
         let expose = |from, len| unsafe { table.expose(part(&memory, from, len)) };
-        let _kept = expose(100, 100).unwrap();
+        let _exposed = expose(100, 100).unwrap();
         for (from, len) in [(100, 100), (50, 51), (199, 1), (0, 4096), (150, 10)] {
             assert!(expose(from, len).unwrap_err().message().contains("overlap"), "{from}+{len}");
         }

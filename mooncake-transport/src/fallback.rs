@@ -1,6 +1,7 @@
 //! A slower transport as the fallback of a faster one: each operation that the faster transport
 //! does not carry, or that fails there, is submitted to the slower one.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use mooncake_core::clock::SharedClock;
@@ -9,7 +10,7 @@ use parking_lot::Mutex;
 
 use crate::protocol::Protocol;
 pub use crate::statistics::FallbackCounter;
-use crate::ticket::{Completion, is_given_back};
+use crate::ticket::{Completion, was_cancelled};
 use crate::transport::{Op, Transport};
 
 /// Operation for the slower transport, and its share of the completion. It has no registration and
@@ -24,18 +25,30 @@ pub struct Guarded<'a, R> {
     /// Completion to submit with the operations.
     pub done: Completion,
     /// Operations that the slower transport carries already.
-    pub elsewhere: Elsewhere,
+    pub final_operations: FinalOperations,
 }
 
 /// Set of the operations of a submission whose failure is final.
 #[derive(Clone, Debug, Default)]
-pub struct Elsewhere(Arc<Mutex<Vec<usize>>>);
+pub struct FinalOperations(Arc<Mutex<Vec<Range<usize>>>>);
 
-impl Elsewhere {
+impl FinalOperations {
     /// Adds the operations of a share. The slower transport carries them, so that their outcome is
     /// final.
     pub fn add(&self, share: &Completion) {
-        self.0.lock().extend(share.numbers());
+        let (numbers, mut ranges) = (share.numbers(), self.0.lock());
+        match ranges.last_mut() {
+            // Transports handle operations in order, so that one range is the usual case.
+            Some(last) if last.end == numbers.start => last.end = numbers.end,
+            _ => ranges.push(numbers),
+        }
+    }
+
+    /// Takes the operations, as ranges in order.
+    fn take(&self) -> Vec<Range<usize>> {
+        let mut ranges = std::mem::take(&mut *self.0.lock());
+        ranges.sort_unstable_by_key(|range| range.start);
+        ranges
     }
 }
 
@@ -68,22 +81,26 @@ pub fn with_fallback<'a, R: 'a, S: Send + Sync + 'static>(
     let ops: Vec<Op<'a, R>> = ops.collect();
     // SAFETY: the promises for an operation hold until its completion is finished, and `done`
     // finishes after all operations made from these.
-    let bare: Vec<Op<'static, S>> =
+    let without_registration: Vec<Op<'static, S>> =
         ops.iter().map(|op| unsafe { Op::new(op.opcode(), None, op.local(), op.remote(), &[]) }).collect();
-    let (clock, elsewhere) = (Arc::clone(clock), Elsewhere::default());
-    let final_ones = elsewhere.clone();
+    let (clock, final_operations) = (Arc::clone(clock), FinalOperations::default());
+    let final_ranges = final_operations.clone();
     let done = done.intercept(move |failures, outer| {
         let deadline = outer.deadline();
         let in_time = deadline.is_none_or(|at| clock.now() < at);
-        let wanted = !outer.is_given_up();
-        let final_ones = std::mem::take(&mut *final_ones.0.lock());
+        let is_active = !outer.is_cancelled();
+        let final_ranges = final_ranges.take();
+        let is_final = |index: usize| {
+            let after = final_ranges.partition_point(|range| range.start <= index);
+            after.checked_sub(1).is_some_and(|last| final_ranges[last].contains(&index))
+        };
         let mut failed = Vec::new();
         for (index, (failure, share)) in failures.into_iter().zip(outer.each()).enumerate() {
             match failure {
                 None => share.finish(Ok(())),
-                Some(error) if is_given_back(&error) => share.give_back(),
-                Some(error) if in_time && wanted && is_retryable(&error) && !final_ones.contains(&index) => {
-                    failed.push((bare[index], share));
+                Some(error) if was_cancelled(&error) => share.finish_cancelled(),
+                Some(error) if in_time && is_active && is_retryable(&error) && !is_final(index) => {
+                    failed.push((without_registration[index], share));
                 }
                 Some(error) => share.finish(Err(error)),
             }
@@ -93,7 +110,7 @@ pub fn with_fallback<'a, R: 'a, S: Send + Sync + 'static>(
             retry(failed);
         }
     });
-    Guarded { ops, done, elsewhere }
+    Guarded { ops, done, final_operations }
 }
 
 /// Transport that reaches a part of the peers' memory, in front of a slower one that reaches all.
@@ -139,6 +156,16 @@ impl<F, S: Clone + Send + Sync + 'static> FallbackPeer<F, S> {
         }
     }
 
+    /// Returns whether one of the transports has a connection to the peer.
+    pub fn is_connected<T, U>(&self, fast: Option<&T>, slow: Option<&U>) -> bool
+    where
+        T: Transport<Peer = F>,
+        U: Transport<Peer = S>,
+    {
+        fast.is_some_and(|fast| fast.is_connected(&self.fast))
+            || slow.zip(self.slow.as_ref()).is_some_and(|(slow, peer)| slow.is_connected(peer))
+    }
+
     /// Sets the counter of operations that fall back.
     pub fn count_fallback(&mut self, counter: &Arc<FallbackCounter>) {
         self.counter.clone_from(counter);
@@ -157,11 +184,13 @@ impl<F, S: Clone + Send + Sync + 'static> FallbackPeer<F, S> {
         };
         let (ops, mut missed): (Vec<_>, _) = (ops.collect(), Vec::new());
         // SAFETY: no registration is given.
-        let bare = |op: &Op<'a, T::Registration>| unsafe { op.with_registration(None) };
+        let without_registration = |op: &Op<'a, T::Registration>| unsafe { op.with_registration(None) };
         let inline = fast.inline_bytes();
         // A short submission finishes before the call returns, and its missed operations are known.
         if inline > 0 && ops.iter().map(Op::len).sum::<usize>() <= inline {
-            fast.submit_or(&self.fast, ops.into_iter(), done, |op, share| missed.push((bare(&op), share)));
+            fast.submit_or(&self.fast, ops.into_iter(), done, |op, share| {
+                missed.push((without_registration(&op), share))
+            });
         } else {
             let (weak, peer, counter) = (Arc::downgrade(slow), peer.clone(), self.counter.clone());
             let guarded =
@@ -171,10 +200,10 @@ impl<F, S: Clone + Send + Sync + 'static> FallbackPeer<F, S> {
                         slow.submit_shares(&peer, failed);
                     }
                 });
-            let elsewhere = guarded.elsewhere;
+            let final_operations = guarded.final_operations;
             fast.submit_or(&self.fast, guarded.ops.into_iter(), guarded.done, |op, share| {
-                elsewhere.add(&share);
-                missed.push((bare(&op), share));
+                final_operations.add(&share);
+                missed.push((without_registration(&op), share));
             });
         }
         if !missed.is_empty() {

@@ -62,14 +62,14 @@ impl fmt::Display for Instance {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OtherInstance {
     /// Expected instance.
-    pub wanted: Instance,
+    pub expected: Instance,
     /// Instance of the process found, unknown if it does not tell one.
     pub found: Option<Instance>,
 }
 
 impl fmt::Display for OtherInstance {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "another process has the port now. wanted_instance={} found_instance=", self.wanted)?;
+        write!(f, "another process has the port now. expected_instance={} found_instance=", self.expected)?;
         match self.found {
             Some(found) => write!(f, "{found}; look the segment up again"),
             None => write!(f, "unknown; look the segment up again"),
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn an_invalid_instance_in_a_descriptor_is_named() {
+    fn invalid_instance_error_states_value() {
         let mut desc = SegmentDesc::new("host:1");
         assert_eq!(Instance::of_segment(&desc, "key").unwrap(), None);
         desc.extra.insert("key".into(), Instance(7).to_string().into());

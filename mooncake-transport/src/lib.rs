@@ -3,6 +3,7 @@
 #![deny(unsafe_code)]
 
 pub mod admission;
+pub mod bind_address;
 pub mod config;
 #[allow(unsafe_code)]
 pub mod device;
@@ -22,6 +23,7 @@ pub mod loopback;
 pub mod net;
 #[allow(unsafe_code)]
 pub mod pool;
+pub mod private_files;
 pub mod protocol;
 #[allow(unsafe_code)]
 pub mod region;
@@ -31,7 +33,7 @@ pub mod segment;
 #[allow(unsafe_code)]
 pub mod staged;
 #[allow(unsafe_code)]
-pub mod stages;
+pub mod staging_pool;
 pub mod statistics;
 #[cfg(feature = "testkit")]
 pub mod testkit;

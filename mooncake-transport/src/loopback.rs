@@ -32,12 +32,12 @@ pub struct LoopbackNet {
 #[derive(Default)]
 struct Nodes {
     last: u64,
-    alive: HashMap<u64, Weak<Node>>,
+    by_id: HashMap<u64, Weak<Node>>,
 }
 
 struct Node {
     id: u64,
-    alive: AtomicBool,
+    is_alive: AtomicBool,
     memory: Arc<ExposedMemory>,
 }
 
@@ -57,9 +57,9 @@ impl LoopbackNet {
         let mut nodes = self.nodes.lock();
         nodes.last += 1;
         let node =
-            Arc::new(Node { id: nodes.last, alive: AtomicBool::new(true), memory: ExposedMemory::new() });
-        nodes.alive.retain(|_, node| node.strong_count() != 0);
-        nodes.alive.insert(node.id, Arc::downgrade(&node));
+            Arc::new(Node { id: nodes.last, is_alive: AtomicBool::new(true), memory: ExposedMemory::new() });
+        nodes.by_id.retain(|_, node| node.strong_count() != 0);
+        nodes.by_id.insert(node.id, Arc::downgrade(&node));
         Loopback { net: self.clone(), node }
     }
 }
@@ -72,7 +72,7 @@ impl Default for LoopbackNet {
 
 impl fmt::Debug for LoopbackNet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "LoopbackNet({} nodes)", self.nodes.lock().alive.len())
+        write!(f, "LoopbackNet({} nodes)", self.nodes.lock().by_id.len())
     }
 }
 
@@ -85,16 +85,16 @@ pub struct Loopback {
 impl Loopback {
     /// Makes the node unreachable for good, as a crash would. Transfers to it fail from now on.
     pub fn kill(&self) {
-        self.node.alive.store(false, Ordering::SeqCst);
-        self.net.nodes.lock().alive.remove(&self.node.id);
+        self.node.is_alive.store(false, Ordering::SeqCst);
+        self.net.nodes.lock().by_id.remove(&self.node.id);
     }
 
     fn transfer(&self, peer: &Node, op: &Op<'_, LoopbackRegistration>, done: &Completion) -> Result<()> {
         if done.deadline().is_some_and(|deadline| self.net.clock.now() >= deadline) {
             return Err(Error::new(ErrorCode::RpcTimeout, "cannot begin transfer: its deadline has passed"));
         }
-        if !peer.alive.load(Ordering::SeqCst) {
-            return Err(gone(peer.id));
+        if !peer.is_alive.load(Ordering::SeqCst) {
+            return Err(node_ended_error(peer.id));
         }
         match op.opcode() {
             // SAFETY: the creator of the operation vouches for the local bytes. The ranges may
@@ -171,8 +171,8 @@ unsafe impl Transport for Loopback {
                 desc.name
             ))
         })?;
-        let node = self.net.nodes.lock().alive.get(&id).and_then(Weak::upgrade);
-        node.map(LoopbackPeer).ok_or_else(|| gone(id))
+        let node = self.net.nodes.lock().by_id.get(&id).and_then(Weak::upgrade);
+        node.map(LoopbackPeer).ok_or_else(|| node_ended_error(id))
     }
 
     fn submit<'a, I>(&self, peer: &LoopbackPeer, ops: I, done: Completion)
@@ -186,6 +186,6 @@ unsafe impl Transport for Loopback {
     }
 }
 
-fn gone(id: u64) -> Error {
+fn node_ended_error(id: u64) -> Error {
     Error::new(ErrorCode::TransferFail, format!("loopback node {id} is gone"))
 }

@@ -23,7 +23,7 @@ const BACKLOG: i32 = 1024;
 const ATTEMPTS: usize = 500;
 
 /// Configures a connection that is kept between requests. Small messages are sent at once. A
-/// connection whose peer has vanished is closed after two minutes.
+/// connection whose peer has vanished is closed after 40 s.
 ///
 /// # Errors
 /// Returns the errors of the system.
@@ -31,8 +31,8 @@ pub fn keep_connection(stream: &impl AsFd) -> io::Result<()> {
     let socket = SockRef::from(stream);
     socket.set_tcp_nodelay(true)?;
     let keepalive = TcpKeepalive::new()
-        .with_time(Duration::from_secs(60))
-        .with_interval(Duration::from_secs(15))
+        .with_time(Duration::from_secs(20))
+        .with_interval(Duration::from_secs(5))
         .with_retries(4);
     socket.set_tcp_keepalive(&keepalive)
 }
@@ -47,18 +47,18 @@ const ANEW: Duration = Duration::from_millis(500);
 /// # Errors
 /// Returns the last error, once every address has refused.
 pub async fn connect(host: &str, port: u16) -> io::Result<TcpStream> {
-    let places: Vec<SocketAddr> = lookup_host((host, port)).await?.collect();
-    connect_to_any(&places).await
+    let addresses: Vec<SocketAddr> = lookup_host((host, port)).await?.collect();
+    connect_to_any(&addresses).await
 }
 
-async fn connect_to_any(places: &[SocketAddr]) -> io::Result<TcpStream> {
+async fn connect_to_any(addresses: &[SocketAddr]) -> io::Result<TcpStream> {
     let mut attempts = FuturesUnordered::new();
     let mut refused = 0;
-    for place in places.iter().cycle() {
-        attempts.push(TcpStream::connect(place));
+    for address in addresses.iter().cycle() {
+        attempts.push(TcpStream::connect(address));
         match tokio::time::timeout(ANEW, attempts.next()).await {
-            Ok(Some(Err(_))) if refused + 1 < places.len() => refused += 1,
-            Ok(Some(answer)) => return answer,
+            Ok(Some(Err(_))) if refused + 1 < addresses.len() => refused += 1,
+            Ok(Some(outcome)) => return outcome,
             // If a round trip takes longer than the interval, the early attempts succeed.
             Ok(None) | Err(_) => {}
         }
@@ -80,9 +80,12 @@ pub fn listen(ip: IpAddr, ports: RangeInclusive<u16>, rng: &mut Rng) -> Result<T
         return listen_at(addr, true).map_err(|e| taken(&format!("port {} of {ip}", addr.port()), e));
     }
     let mut last = None;
-    for _ in 0..ATTEMPTS {
+    for attempt in 0..ATTEMPTS {
+        // Ports of departed processes stay reserved for a minute. They are used if no other port is
+        // found.
+        let reuses = attempt >= ATTEMPTS / 2;
         let port = rng.range(u64::from(*ports.start())..u64::from(*ports.end()) + 1);
-        match listen_at(SocketAddr::new(ip, u16::try_from(port).unwrap_or(*ports.end())), false) {
+        match listen_at(SocketAddr::new(ip, u16::try_from(port).unwrap_or(*ports.end())), reuses) {
             Ok(listener) => return Ok(listener),
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => last = Some(error),
             Err(error) => return Err(taken(&format!("a port of {ip}"), error)),
@@ -92,15 +95,15 @@ pub fn listen(ip: IpAddr, ports: RangeInclusive<u16>, rng: &mut Rng) -> Result<T
     Err(taken(&format!("any of {ATTEMPTS} ports in {}-{} of {ip}", ports.start(), ports.end()), error))
 }
 
-/// Listens at an address. With `only`, no other port is possible, so connections of an earlier
-/// listener are ignored.
-fn listen_at(addr: SocketAddr, only: bool) -> io::Result<TcpListener> {
+/// Listens at an address. With `reuses`, connections of an earlier listener that are still closing
+/// are ignored.
+fn listen_at(addr: SocketAddr, reuses: bool) -> io::Result<TcpListener> {
     let socket = Socket::new(Domain::for_address(addr), Type::STREAM, Some(Protocol::TCP))?;
     if addr.is_ipv6() {
         socket.set_only_v6(false)?;
     }
     // With SO_REUSEADDR a port that another process is about to use looks free.
-    socket.set_reuse_address(only)?;
+    socket.set_reuse_address(reuses)?;
     socket.bind(&addr.into())?;
     // Connections inherit the option, so that the next listener at this port succeeds.
     socket.set_reuse_address(true)?;
@@ -122,20 +125,20 @@ fn taken(what: &str, error: io::Error) -> Error {
 /// Returns the default address to advertise: the first IPv4 address of an interface that is up and
 /// not loopback, else the first reachable IPv6 address, else 127.0.0.1.
 pub fn default_host() -> IpAddr {
-    outward(IpAddr::is_ipv4).or_else(outward_v6).unwrap_or(Ipv4Addr::LOCALHOST.into())
+    first_non_loopback(IpAddr::is_ipv4).or_else(first_non_loopback_v6).unwrap_or(Ipv4Addr::LOCALHOST.into())
 }
 
 /// Returns the default IPv6 address to advertise, for a node that uses IPv6. Link-local addresses
 /// are excluded.
 pub fn default_host_v6() -> IpAddr {
-    outward_v6().unwrap_or(Ipv6Addr::LOCALHOST.into())
+    first_non_loopback_v6().unwrap_or(Ipv6Addr::LOCALHOST.into())
 }
 
-fn outward_v6() -> Option<IpAddr> {
-    outward(|address| matches!(address, IpAddr::V6(v6) if !v6.is_unicast_link_local()))
+fn first_non_loopback_v6() -> Option<IpAddr> {
+    first_non_loopback(|address| matches!(address, IpAddr::V6(v6) if !v6.is_unicast_link_local()))
 }
 
-fn outward(fits: fn(&IpAddr) -> bool) -> Option<IpAddr> {
+fn first_non_loopback(fits: fn(&IpAddr) -> bool) -> Option<IpAddr> {
     let addresses = interface_addresses();
     addresses.into_iter().map(|(_, address)| address).find(|address| fits(address) && !address.is_loopback())
 }
@@ -173,10 +176,10 @@ fn interface_addresses() -> Vec<(String, IpAddr)> {
     // null.
     while let Some(entry) = unsafe { next.as_ref() } {
         next = entry.ifa_next;
-        let wanted = (libc::IFF_UP | libc::IFF_RUNNING) as u32;
+        let required = (libc::IFF_UP | libc::IFF_RUNNING) as u32;
         // SAFETY: null, or the entry's own address, whose type follows from its family.
         let family = unsafe { entry.ifa_addr.as_ref() }.map(|a| i32::from(a.sa_family));
-        if entry.ifa_flags & wanted == wanted {
+        if entry.ifa_flags & required == required {
             let address: IpAddr = match family {
                 Some(libc::AF_INET) => {
                     // SAFETY: AF_INET marks a `sockaddr_in`. It is read unaligned, because its
@@ -208,7 +211,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "sockets")]
-    fn a_taken_port_is_named() {
+    fn port_in_use_error_states_port() {
         let mut rng = Rng::seeded(1);
         let ip = IpAddr::from(Ipv4Addr::LOCALHOST);
         let first = listen(ip, 15000..=17000, &mut rng).unwrap();
@@ -261,8 +264,8 @@ mod tests {
         let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         // This address is unassigned: there is no route to it, or no response from it.
         let silent = SocketAddr::new(Ipv4Addr::new(192, 0, 2, 1).into(), 9);
-        for places in [&[good][..], &[closed, good], &[silent, good], &[silent, closed, good]] {
-            let stream = connect_to_any(places).await.unwrap();
+        for addresses in [&[good][..], &[closed, good], &[silent, good], &[silent, closed, good]] {
+            let stream = connect_to_any(addresses).await.unwrap();
             assert_eq!(stream.peer_addr().unwrap(), good);
         }
         let refused = connect_to_any(&[closed, closed]).await.unwrap_err();

@@ -115,7 +115,7 @@ impl<T: Transport> BufferPool<T> {
                 }
             }
         };
-        Waiting { receiver, inner: &self.inner, over: false }.await
+        WaiterGuard { receiver, inner: &self.inner, is_served: false }.await
     }
 
     /// Returns the number of bytes in buffers.
@@ -146,13 +146,13 @@ impl<T: Transport> fmt::Debug for BufferPool<T> {
 }
 
 impl<T: Transport> Inner<T> {
-    fn allocate(&self, len: u64, ahead: bool) -> Result<Extent> {
-        self.allocate_in(&mut self.state.lock(), len, ahead)
+    fn allocate(&self, len: u64, is_first_waiter: bool) -> Result<Extent> {
+        self.allocate_in(&mut self.state.lock(), len, is_first_waiter)
     }
 
-    /// Allocates a buffer. `ahead` is set for the first waiter.
-    fn allocate_in(&self, state: &mut State<T>, len: u64, ahead: bool) -> Result<Extent> {
-        if !ahead && len != 0 && len <= state.allocator.capacity() && !state.waiters.is_empty() {
+    /// Allocates a buffer. `is_first_waiter` is set for the first waiter.
+    fn allocate_in(&self, state: &mut State<T>, len: u64, is_first_waiter: bool) -> Result<Extent> {
+        if !is_first_waiter && len != 0 && len <= state.allocator.capacity() && !state.waiters.is_empty() {
             return Err(Error::from(AllocError::Full));
         }
         state.allocator.allocate(len, self.align).map_err(|error| match error {
@@ -180,37 +180,37 @@ impl<T: Transport> Inner<T> {
             };
             let buffer = PoolBuf { inner: self.clone(), extent };
             if let Some(waiter) = waiter
-                && let Err(mut unwanted) = waiter.sender.send(buffer)
+                && let Err(mut unclaimed) = waiter.sender.send(buffer)
             {
                 // The buffer is returned here and not by its drop, which would recurse into this
                 // loop.
-                unwanted.give_back();
+                unclaimed.release();
             }
         }
     }
 }
 
 /// Guard of a waiter. If it is dropped early, the next waiter is served.
-struct Waiting<'a, T: Transport> {
+struct WaiterGuard<'a, T: Transport> {
     receiver: oneshot::Receiver<PoolBuf<T>>,
     inner: &'a Arc<Inner<T>>,
-    over: bool,
+    is_served: bool,
 }
 
-impl<T: Transport> Future for Waiting<'_, T> {
+impl<T: Transport> Future for WaiterGuard<'_, T> {
     type Output = Result<PoolBuf<T>>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         Pin::new(&mut self.receiver).poll(cx).map(|buffer| {
-            self.over = true;
+            self.is_served = true;
             buffer.map_err(|_| Error::internal("the pool dropped a waiter"))
         })
     }
 }
 
-impl<T: Transport> Drop for Waiting<'_, T> {
+impl<T: Transport> Drop for WaiterGuard<'_, T> {
     fn drop(&mut self) {
-        if !self.over {
+        if !self.is_served {
             // A buffer that was sent in the meantime is received here, and its drop returns it.
             self.receiver.close();
             drop(self.receiver.try_recv());
@@ -245,7 +245,7 @@ impl<T: Transport> PoolBuf<T> {
         MemorySpan { ptr: unsafe { span.ptr.add(offset) }, len, ..span }
     }
 
-    fn give_back(&mut self) -> bool {
+    fn release(&mut self) -> bool {
         let extent = std::mem::replace(&mut self.extent, Extent { offset: 0, len: 0 });
         if extent.len == 0 {
             return false;
@@ -284,7 +284,7 @@ impl<T: Transport> fmt::Debug for PoolBuf<T> {
 
 impl<T: Transport> Drop for PoolBuf<T> {
     fn drop(&mut self) {
-        if self.give_back() {
+        if self.release() {
             self.inner.serve();
         }
     }
@@ -371,18 +371,18 @@ mod tests {
     #[test]
     fn a_waiter_that_gives_up_blocks_nobody_and_leaks_nothing() {
         let pool = pool(4096, 8);
-        let some = pool.try_take(2048).unwrap();
+        let half = pool.try_take(2048).unwrap();
         let mut large = Box::pin(pool.take(4096));
         let mut small = Box::pin(pool.take(100));
         assert!(large.as_mut().now_or_never().is_none() && small.as_mut().now_or_never().is_none());
         drop(large);
         let small = small.now_or_never().expect("its turn came").unwrap();
         // Granted, but dropped before it was polled.
-        let mut again = Box::pin(pool.take(4096));
-        assert!(again.as_mut().now_or_never().is_none());
-        drop((some, small));
+        let mut second_large = Box::pin(pool.take(4096));
+        assert!(second_large.as_mut().now_or_never().is_none());
+        drop((half, small));
         assert_eq!(pool.used(), 4096);
-        drop(again);
+        drop(second_large);
         assert_eq!(pool.used(), 0);
     }
 

@@ -31,7 +31,7 @@ struct Inner<T: Transport> {
     span: MemorySpan,
     access: Access,
     memory: Arc<dyn MemorySource>,
-    /// Region from which this one was lent. The parent's registration covers this region.
+    /// Region that contains this one. The parent's registration covers this region.
     parent: Option<Arc<Inner<T>>>,
 }
 
@@ -69,17 +69,17 @@ impl<T: Transport> Region<T> {
         Self { inner: Arc::new(inner) }
     }
 
-    /// Returns a range as a region of its own. `loan` is dropped with the last handle, slice and
+    /// Returns a range as a region of its own. `guard` is dropped with the last handle, slice and
     /// transfer of the result. Returns `Invalid` if the range is empty or not inside.
     ///
     /// # Safety
     /// While the result or a slice of it is used, no other exclusive range and no other slice in
     /// use shares a byte with the range.
     #[allow(unsafe_code)]
-    pub unsafe fn lend(&self, range: Range<usize>, loan: Box<dyn Send + Sync>) -> Result<Self> {
+    pub unsafe fn sub_region(&self, range: Range<usize>, guard: Box<dyn Send + Sync>) -> Result<Self> {
         let span = self.range(range)?;
         // SAFETY: promised by the caller.
-        Ok(unsafe { self.part(span, loan) })
+        Ok(unsafe { self.part(span, guard) })
     }
 
     /// Returns the bytes of a range. Returns `Invalid` if the range is empty or not inside.
@@ -87,18 +87,18 @@ impl<T: Transport> Region<T> {
         sub_span(self.inner.span, range)
     }
 
-    /// Returns a part as a region of its own. `loan` is dropped with the last handle, slice and
+    /// Returns a part as a region of its own. `guard` is dropped with the last handle, slice and
     /// transfer of the part.
     ///
     /// # Safety
-    /// The span is a [`range`](Self::range) of this region. Until `loan` is dropped, no other
+    /// The span is a [`range`](Self::range) of this region. Until `guard` is dropped, no other
     /// exclusive range and no other slice in use shares a byte with the part.
     #[allow(unsafe_code)]
-    pub(crate) unsafe fn part(&self, span: MemorySpan, loan: Box<dyn Send + Sync>) -> Self {
+    pub(crate) unsafe fn part(&self, span: MemorySpan, guard: Box<dyn Send + Sync>) -> Self {
         let parent = Some(self.inner.clone());
         let (access, memory) = (self.inner.access, self.inner.memory.clone());
         let inner =
-            Inner { _published: None, registration: None, _claim: Some(loan), span, access, memory, parent };
+            Inner { _published: None, registration: None, _claim: Some(guard), span, access, memory, parent };
         Self { inner: Arc::new(inner) }
     }
 
@@ -464,7 +464,7 @@ fn usable(span: MemorySpan) -> Result<MemorySpan> {
     if span.len == 0 {
         return Err(Error::invalid("cannot register memory: it has no bytes"));
     }
-    Ok(device::seen(span.located()))
+    Ok(device::record_location(span.located()))
 }
 
 fn sub_span(span: MemorySpan, range: Range<usize>) -> Result<MemorySpan> {

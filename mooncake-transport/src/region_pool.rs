@@ -1,4 +1,4 @@
-//! Region that an allocator lends in parts. Each part is a region of its own.
+//! Region that an allocator divides into parts. Each part is a region of its own.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use crate::region::{Region, WeakRegion};
 use crate::transport::Transport;
 
-/// Pool that lends parts of one region. Clones are handles of the same pool.
+/// Pool of the parts of one region. Clones are handles of the same pool.
 ///
 /// The space of a part is free again when the last handle, slice and transfer of that part is
 /// dropped. So a caller that drops the future of a transfer, and every handle, frees no memory that
@@ -31,20 +31,20 @@ struct Space<T: Transport> {
 
 struct State<T: Transport> {
     allocator: BuiltinAllocator,
-    /// Length and handle of each lent part, by offset.
-    lent: BTreeMap<u64, (u64, WeakRegion<T>)>,
+    /// Length and handle of each allocated part, by offset.
+    allocated: BTreeMap<u64, (u64, WeakRegion<T>)>,
 }
 
 /// Space of one part. The drop frees the space.
-struct Loan<T: Transport> {
+struct PartAllocation<T: Transport> {
     extent: Extent,
     space: Arc<Space<T>>,
 }
 
-impl<T: Transport> Drop for Loan<T> {
+impl<T: Transport> Drop for PartAllocation<T> {
     fn drop(&mut self) {
         let mut state = self.space.state.lock();
-        state.lent.remove(&self.extent.offset);
+        state.allocated.remove(&self.extent.offset);
         state.allocator.release(self.extent);
     }
 }
@@ -58,7 +58,7 @@ impl<T: Transport> RegionPool<T> {
     /// lives.
     pub unsafe fn new(region: Region<T>) -> Self {
         let allocator = BuiltinAllocator::new(region.len() as u64, &BuiltinAllocatorConfig::default());
-        let state = Mutex::new(State { allocator, lent: BTreeMap::new() });
+        let state = Mutex::new(State { allocator, allocated: BTreeMap::new() });
         Self { inner: Arc::new(Inner { region, space: Arc::new(Space { state }) }) }
     }
 
@@ -67,14 +67,14 @@ impl<T: Transport> RegionPool<T> {
         &self.inner.region
     }
 
-    /// Lends `len` bytes that begin at a multiple of `align`, counted from the start of the region.
-    /// No handle of a part is [`exclusive`](Region::exclusive), because [`find`](Self::find) may
-    /// create another at any time.
+    /// Allocates `len` bytes that begin at a multiple of `align`, counted from the start of the
+    /// region. No handle of a part is [`exclusive`](Region::exclusive), because
+    /// [`find`](Self::find) may create another at any time.
     ///
     /// # Errors
     /// Returns `NO_AVAILABLE_HANDLE` if no such space is free, and `INVALID_PARAMS` for a length
     /// that never fits.
-    pub fn lend(&self, len: usize, align: u64) -> Result<Region<T>> {
+    pub fn allocate(&self, len: usize, align: u64) -> Result<Region<T>> {
         let Inner { region, space } = &*self.inner;
         let mut state = space.state.lock();
         let extent = state.allocator.allocate(len as u64, align).map_err(|error| {
@@ -94,27 +94,27 @@ impl<T: Transport> RegionPool<T> {
             }
         };
         // SAFETY: the allocator gives these bytes to one part only, and gets them back when the
-        // loan is dropped.
-        let part = unsafe { region.part(span, Box::new(Loan { extent, space: space.clone() })) };
-        state.lent.insert(extent.offset, (extent.len, part.downgrade()));
+        // allocation is dropped.
+        let part = unsafe { region.part(span, Box::new(PartAllocation { extent, space: space.clone() })) };
+        state.allocated.insert(extent.offset, (extent.len, part.downgrade()));
         Ok(part)
     }
 
-    /// Returns the lent part that contains all of these bytes.
+    /// Returns the allocated part that contains all of these bytes.
     pub fn find(&self, address: u64, len: usize) -> Option<Region<T>> {
         let offset = address.checked_sub(self.inner.region.addr())?;
         let end = offset.checked_add(len as u64)?;
         let state = self.inner.space.state.lock();
-        let (start, (lent, part)) = state.lent.range(..=offset).next_back()?;
+        let (start, (allocated, part)) = state.allocated.range(..=offset).next_back()?;
         // This is checked before the upgrade, because the last handle must not be dropped under the
         // lock.
-        if end > start + lent {
+        if end > start + allocated {
             return None;
         }
         part.upgrade()
     }
 
-    /// Returns the number of bytes that are lent, or that a transfer still uses.
+    /// Returns the number of bytes that are allocated, or that a transfer still uses.
     pub fn used(&self) -> u64 {
         self.inner.space.state.lock().allocator.used()
     }
@@ -156,13 +156,13 @@ mod tests {
     #[test]
     fn parts_are_separate_and_come_back() {
         let pool = pool(4096);
-        let (first, second) = (pool.lend(100, 64).unwrap(), pool.lend(1, 64).unwrap());
+        let (first, second) = (pool.allocate(100, 64).unwrap(), pool.allocate(1, 64).unwrap());
         assert!(!first.span().contains(second.addr(), 1) && second.addr() % 64 == first.addr() % 64);
         assert_eq!((first.len(), pool.used()), (100, 101));
         assert!(first.registration().is_some(), "that of the whole region");
-        assert_eq!(pool.lend(4096, 64).unwrap_err().kind(), ErrorKind::NoSpace);
-        assert_eq!(pool.lend(4097, 64).unwrap_err().kind(), ErrorKind::Invalid);
-        assert_eq!(pool.lend(0, 64).unwrap_err().kind(), ErrorKind::Invalid);
+        assert_eq!(pool.allocate(4096, 64).unwrap_err().kind(), ErrorKind::NoSpace);
+        assert_eq!(pool.allocate(4097, 64).unwrap_err().kind(), ErrorKind::Invalid);
+        assert_eq!(pool.allocate(0, 64).unwrap_err().kind(), ErrorKind::Invalid);
         assert_eq!(pool.find(first.addr() + 1, 99).unwrap().addr(), first.addr());
         for (address, len) in
             [(first.addr(), 101), (first.addr() + 100, 1), (first.addr(), usize::MAX), (0, 1)]
@@ -174,31 +174,35 @@ mod tests {
         assert!(pool.find(at, 1).is_none());
         drop(second);
         assert_eq!(pool.used(), 0);
-        pool.lend(4096, 1).unwrap();
+        pool.allocate(4096, 1).unwrap();
     }
 
     #[test]
     fn a_transfer_whose_future_is_dropped_keeps_its_part() {
         let pool = pool(4096);
-        let part = pool.lend(4096, 64).unwrap();
+        let part = pool.allocate(4096, 64).unwrap();
         // SAFETY: the only slice of a part without other users.
         let slice = unsafe { part.slice_mut_unchecked(0..part.len()) }.unwrap();
         let (mut done, ticket) = ticket(slice, 1, None);
-        let late = done.share();
+        let second_share = done.share();
         let found = pool.find(part.addr(), 1).unwrap();
         drop((ticket, part, found));
         assert_eq!(pool.used(), 4096, "a share of the completion is not finished");
         done.finish(Ok(()));
-        assert_eq!(pool.lend(1, 64).unwrap_err().kind(), ErrorKind::NoSpace, "another share is not finished");
-        late.finish(Ok(()));
+        assert_eq!(
+            pool.allocate(1, 64).unwrap_err().kind(),
+            ErrorKind::NoSpace,
+            "another share is not finished"
+        );
+        second_share.finish(Ok(()));
         assert_eq!(pool.used(), 0);
-        pool.lend(4096, 64).unwrap();
+        pool.allocate(4096, 64).unwrap();
     }
 
     #[test]
     fn a_part_outlives_its_pool() {
         let pool = pool(4096);
-        let part = pool.lend(10, 64).unwrap();
+        let part = pool.allocate(10, 64).unwrap();
         drop(pool);
         // SAFETY: the only slice of a part without other users.
         let mut all = unsafe { part.slice_mut_unchecked(0..10) }.unwrap();

@@ -70,7 +70,7 @@ pub enum Executor {
 }
 
 /// Maximum number of bytes of bounce buffers kept for reuse.
-const KEPT: usize = 16 << 20;
+const MAX_POOLED_BYTES: usize = 16 << 20;
 
 /// Adapter from a [`CopyTransport`] to a [`Transport`].
 pub struct Staged<C> {
@@ -187,21 +187,21 @@ struct Posted {
 impl<C: CopyTransport> Inner<C> {
     async fn run(&self, peer: &C::Peer, op: Posted) {
         let result = match self.left(op.done.deadline()) {
-            Some(Duration::ZERO) => Err(late()),
+            Some(Duration::ZERO) => Err(deadline_error()),
             None => self.copy(peer, &op).await,
-            Some(left) => {
-                tokio::time::timeout(left, self.copy(peer, &op)).await.unwrap_or_else(|_| Err(late()))
-            }
+            Some(left) => tokio::time::timeout(left, self.copy(peer, &op))
+                .await
+                .unwrap_or_else(|_| Err(deadline_error())),
         };
         op.done.finish(result);
     }
 
     fn run_inline(&self, peer: &C::Peer, op: Posted) {
         let result = match self.left(op.done.deadline()) {
-            Some(Duration::ZERO) => Err(late()),
+            Some(Duration::ZERO) => Err(deadline_error()),
             left => {
                 let mut copy = std::pin::pin!(self.copy(peer, &op));
-                block_on_for(left, |cx| copy.as_mut().poll(cx)).unwrap_or_else(|| Err(late()))
+                block_on_for(left, |cx| copy.as_mut().poll(cx)).unwrap_or_else(|| Err(deadline_error()))
             }
         };
         op.done.finish(result);
@@ -254,13 +254,13 @@ impl<C: CopyTransport> Inner<C> {
 
     fn put_back(&self, buffer: Vec<u8>) {
         let mut bounce = self.bounce.lock();
-        if bounce.bytes + buffer.capacity() <= KEPT {
+        if bounce.bytes + buffer.capacity() <= MAX_POOLED_BYTES {
             bounce.bytes += buffer.capacity();
             bounce.free.push(buffer);
         }
     }
 }
 
-fn late() -> Error {
+fn deadline_error() -> Error {
     Error::new(ErrorCode::RpcTimeout, "cannot finish transfer: its deadline has passed")
 }

@@ -19,9 +19,9 @@ use crate::fallback::{self, with_fallback};
 use crate::handshake::AcceptConnection;
 use crate::protocol::Protocol;
 use crate::segment::{KnownRegions, SegmentDesc};
-use crate::stages::{Stage, StagePool};
+use crate::staging_pool::{StagingBuffer, StagingPool};
 use crate::statistics::FallbackCounter;
-use crate::ticket::{Completion, is_given_back, ticket};
+use crate::ticket::{Completion, ticket, was_cancelled};
 use crate::transport::{Access, Capabilities, Op, Opcode, PathStatistics, Transport};
 
 /// Length of a buffer in bytes. A transfer of this length takes longer than the notification of a
@@ -30,7 +30,7 @@ const CHUNK: usize = 2 << 20;
 /// Number of buffers of one node.
 const CHUNKS: usize = 16;
 /// Number of buffers that one submission uses in parallel: one is copied while two are transferred.
-const AT_ONCE: usize = 3;
+const PARALLEL_BUFFERS: usize = 3;
 
 /// Predicate for operations whose local device memory the transport accesses directly.
 pub type Takes<T> = fn(&T, &<T as Transport>::Peer, &Op<'_, <T as Transport>::Registration>) -> bool;
@@ -39,15 +39,15 @@ pub type Takes<T> = fn(&T, &<T as Transport>::Peer, &Op<'_, <T as Transport>::Re
 /// inner transport.
 pub struct ThroughHost<T: Transport> {
     transport: Arc<T>,
-    carrier: Arc<Carrier<T>>,
+    transfers: Arc<StagedTransfers<T>>,
     takes: Takes<T>,
 }
 
 /// State that outlives a submission. It holds the transport weakly, so that operations in flight
 /// fail when the transport is dropped.
-struct Carrier<T: Transport> {
+struct StagedTransfers<T: Transport> {
     transport: Weak<T>,
-    stages: StagePool<T::Registration>,
+    staging_pool: StagingPool<T::Registration>,
     clock: SharedClock,
 }
 
@@ -81,9 +81,12 @@ impl<T: Transport> ThroughHost<T> {
     /// Copies device memory through the host unless `takes` accepts the operation. An operation
     /// that fails with a path error is retried through the host.
     pub fn unless(transport: Arc<T>, clock: SharedClock, takes: Takes<T>) -> Self {
-        let carrier =
-            Carrier { transport: Arc::downgrade(&transport), stages: StagePool::new(CHUNK, CHUNKS), clock };
-        Self { transport, carrier: Arc::new(carrier), takes }
+        let transfers = StagedTransfers {
+            transport: Arc::downgrade(&transport),
+            staging_pool: StagingPool::new(CHUNK, CHUNKS),
+            clock,
+        };
+        Self { transport, transfers: Arc::new(transfers), takes }
     }
 
     /// Returns the inner transport.
@@ -91,40 +94,40 @@ impl<T: Transport> ThroughHost<T> {
         &self.transport
     }
 
-    fn way(&self, peer: &ThroughPeer<T::Peer>, op: &Op<'_, T::Registration>) -> Way {
+    fn copy_path(&self, peer: &ThroughPeer<T::Peer>, op: &Op<'_, T::Registration>) -> CopyPath {
         if !op.local().location.is_device() || op.is_empty() {
-            return Way::Host;
+            return CopyPath::Host;
         }
-        if (self.takes)(&self.transport, &peer.inner, op) { Way::Device } else { Way::Through }
+        if (self.takes)(&self.transport, &peer.inner, op) { CopyPath::Device } else { CopyPath::ThroughHost }
     }
 
     fn submit_mixed(&self, peer: &ThroughPeer<T::Peer>, ops: &[Op<'_, T::Registration>], done: Completion) {
         let mut rest = done;
-        for run in ops.chunk_by(|a, b| self.way(peer, a) == self.way(peer, b)) {
-            let (share, others) = rest.split_at(run.len());
-            rest = others;
-            match run.first().map(|op| self.way(peer, op)) {
-                Some(Way::Through) => {
+        for run in ops.chunk_by(|a, b| self.copy_path(peer, a) == self.copy_path(peer, b)) {
+            let (share, remaining) = rest.split_at(run.len());
+            rest = remaining;
+            match run.first().map(|op| self.copy_path(peer, op)) {
+                Some(CopyPath::ThroughHost) => {
                     let ops = run.iter().map(Posted::of).zip(share.each());
-                    Carrier::begin(&self.carrier, peer, ops.collect());
+                    StagedTransfers::begin(&self.transfers, peer, ops.collect());
                 }
-                Some(Way::Device) => self.submit_direct(peer, run, share),
-                Some(Way::Host) | None => self.transport.submit(&peer.inner, run.iter().copied(), share),
+                Some(CopyPath::Device) => self.submit_direct(peer, run, share),
+                Some(CopyPath::Host) | None => self.transport.submit(&peer.inner, run.iter().copied(), share),
             }
         }
         rest.finish(Ok(()));
     }
 
     fn submit_direct(&self, peer: &ThroughPeer<T::Peer>, ops: &[Op<'_, T::Registration>], done: Completion) {
-        let (carrier, way) = (self.carrier.clone(), peer.clone());
+        let (transfers, fallback_peer) = (self.transfers.clone(), peer.clone());
         let guarded = with_fallback::<_, ()>(
             ops.iter().copied(),
             done,
-            &self.carrier.clock,
+            &self.transfers.clock,
             fallback::is_path_error,
             move |failed| {
                 let ops = failed.into_iter().map(|(op, share)| (Posted::of(&op), share)).collect();
-                Carrier::begin(&carrier, &way, ops);
+                StagedTransfers::begin(&transfers, &fallback_peer, ops);
             },
         );
         self.transport.submit(&peer.inner, guarded.ops.into_iter(), guarded.done);
@@ -133,26 +136,26 @@ impl<T: Transport> ThroughHost<T> {
 
 /// Path of an operation.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum CopyPath {
     /// Without device memory.
     Host,
     /// The transport accesses the device memory directly.
     Device,
     /// Through the host.
-    Through,
+    ThroughHost,
 }
 
 impl<T: Transport> fmt::Debug for ThroughHost<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ThroughHost")
             .field("transport", &self.transport)
-            .field("stages", &self.carrier.stages)
+            .field("stages", &self.transfers.staging_pool)
             .finish()
     }
 }
 
 // SAFETY: device memory is touched only by copies, which end before the share of their operation is
-// finished or dropped (`carry`). All other operations go to the inner transport, with its own
+// finished or dropped (`run_batch`). All other operations go to the inner transport, with its own
 // registration.
 unsafe impl<T: Transport> Transport for ThroughHost<T> {
     type Registration = ThroughRegistration<T::Registration>;
@@ -171,7 +174,7 @@ unsafe impl<T: Transport> Transport for ThroughHost<T> {
         match unsafe { self.transport.register(span, access) } {
             Ok(inner) => Ok(ThroughRegistration { inner: Some(inner) }),
             Err(error) if span.location.is_device() && access == Access::Local => {
-                tracing::debug!(%error, place = %span.location, "device memory is copied through the host");
+                tracing::debug!(%error, location = %span.location, "device memory is copied through the host");
                 Ok(ThroughRegistration { inner: None })
             }
             Err(error) => Err(error),
@@ -195,6 +198,22 @@ unsafe impl<T: Transport> Transport for ThroughHost<T> {
         Ok(ThroughPeer { inner, regions: KnownRegions::of(desc) })
     }
 
+    fn is_connected(&self, peer: &ThroughPeer<T::Peer>) -> bool {
+        self.transport.is_connected(&peer.inner)
+    }
+
+    fn release_departed(&self) {
+        self.transport.release_departed();
+    }
+
+    fn stop_transfers(&self) {
+        self.transport.stop_transfers();
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.transport.is_stopped()
+    }
+
     fn connection_handler(&self) -> Option<&dyn AcceptConnection> {
         self.transport.connection_handler()
     }
@@ -214,7 +233,7 @@ unsafe impl<T: Transport> Transport for ThroughHost<T> {
             return self.transport.submit(&peer.inner, ops, done);
         }
         let ops: Vec<_> = ops.collect();
-        if ops.iter().all(|op| self.way(peer, op) == Way::Host) {
+        if ops.iter().all(|op| self.copy_path(peer, op) == CopyPath::Host) {
             return self.transport.submit(&peer.inner, ops.into_iter(), done);
         }
         self.submit_mixed(peer, &ops, done);
@@ -251,7 +270,7 @@ impl Posted {
 }
 
 /// Parts of operations that share a buffer. All have the same direction.
-struct Load {
+struct StagingBatch {
     opcode: Opcode,
     pieces: Vec<Piece>,
     bytes: usize,
@@ -280,17 +299,17 @@ impl Piece {
 }
 
 /// Splits operations at the end of a buffer, and combines short ones.
-struct Cutter {
+struct Splitter {
     chunk: usize,
-    loads: Vec<Load>,
+    batches: Vec<StagingBatch>,
 }
 
-impl Cutter {
-    fn add(&mut self, op: Posted, share: Completion, may_cut: bool) {
-        let longest = if may_cut { self.chunk } else { op.local.len };
+impl Splitter {
+    fn add(&mut self, op: Posted, share: Completion, may_split: bool) {
+        let max_len = if may_split { self.chunk } else { op.local.len };
         let (mut share, mut from, failed) = (Some(share), 0, Failed::default());
         while from < op.local.len {
-            let len = longest.min(op.local.len - from);
+            let len = max_len.min(op.local.len - from);
             // SAFETY: inside the operation's bytes.
             let local = MemorySpan { ptr: unsafe { op.local.ptr.add(from) }, len, ..op.local };
             let remote = op.remote.wrapping_add(from as u64);
@@ -302,120 +321,125 @@ impl Cutter {
                 return;
             };
             let (key, failed) = (op.key.clone(), failed.clone());
-            let load = self.load(op.opcode, len);
-            let at = load.bytes;
-            load.bytes += len;
-            load.pieces.push(Piece { local, remote, key, at, share, failed });
+            let batch = self.batch(op.opcode, len);
+            let at = batch.bytes;
+            batch.bytes += len;
+            batch.pieces.push(Piece { local, remote, key, at, share, failed });
         }
     }
 
     /// Returns the last load if it has enough free space, or a new one.
-    fn load(&mut self, opcode: Opcode, len: usize) -> &mut Load {
-        let fits = |load: &Load| load.opcode == opcode && load.bytes + len <= self.chunk;
-        if !self.loads.last().is_some_and(fits) {
-            self.loads.push(Load { opcode, pieces: Vec::new(), bytes: 0 });
+    fn batch(&mut self, opcode: Opcode, len: usize) -> &mut StagingBatch {
+        let fits = |batch: &StagingBatch| batch.opcode == opcode && batch.bytes + len <= self.chunk;
+        if !self.batches.last().is_some_and(fits) {
+            self.batches.push(StagingBatch { opcode, pieces: Vec::new(), bytes: 0 });
         }
-        let last = self.loads.len() - 1;
-        &mut self.loads[last]
+        let last = self.batches.len() - 1;
+        &mut self.batches[last]
     }
 }
 
-impl<T: Transport> Carrier<T> {
-    fn begin(carrier: &Arc<Self>, peer: &ThroughPeer<T::Peer>, ops: Vec<(Posted, Completion)>) {
-        let mut cutter = Cutter { chunk: carrier.stages.len(), loads: Vec::new() };
+impl<T: Transport> StagedTransfers<T> {
+    fn begin(transfers: &Arc<Self>, peer: &ThroughPeer<T::Peer>, ops: Vec<(Posted, Completion)>) {
+        let mut splitter = Splitter { chunk: transfers.staging_pool.len(), batches: Vec::new() };
         for (op, share) in ops {
             // A refusal of a part is then a refusal of the whole.
-            let may_cut = peer.regions.contains(op.remote, op.local.len);
-            cutter.add(op, share, may_cut);
+            let may_split = peer.regions.contains(op.remote, op.local.len);
+            splitter.add(op, share, may_split);
         }
-        let (carrier, peer) = (carrier.clone(), peer.inner.clone());
-        let each = move |load| {
-            let (carrier, peer) = (carrier.clone(), peer.clone());
-            async move { carrier.carry(&peer, load).await }
+        let (transfers, peer) = (transfers.clone(), peer.inner.clone());
+        let each = move |batch| {
+            let (transfers, peer) = (transfers.clone(), peer.clone());
+            async move { transfers.run_batch(&peer, batch).await }
         };
-        let loads = futures::stream::iter(cutter.loads).map(each);
-        device::spawn(loads.buffer_unordered(AT_ONCE).for_each(|()| std::future::ready(())));
+        let batches = futures::stream::iter(splitter.batches).map(each);
+        device::spawn(batches.buffer_unordered(PARALLEL_BUFFERS).for_each(|()| std::future::ready(())));
     }
 
     /// Runs a load to its end. Every piece of it is then finished.
-    async fn carry(&self, peer: &T::Peer, load: Load) {
-        let Load { opcode, pieces, bytes } = load;
-        let pieces = self.still_wanted(pieces);
+    async fn run_batch(&self, peer: &T::Peer, batch: StagingBatch) {
+        let StagingBatch { opcode, pieces, bytes } = batch;
+        let pieces = self.finish_ended(pieces);
         let Some(first) = pieces.first() else { return };
         let deadline = first.share.deadline();
-        let given_up = || pieces.iter().all(|piece| piece.share.is_given_up());
-        let waited = || (self.is_late(deadline) || given_up()).then(late);
-        let stage = device::unless(self.room(bytes), waited).await.and_then(|room| room);
-        let stage = match stage {
-            Ok(stage) => stage,
+        let are_all_cancelled = || pieces.iter().all(|piece| piece.share.is_cancelled());
+        let stop_waiting = || (self.is_expired(deadline) || are_all_cancelled()).then(deadline_error);
+        let staging = device::unless(self.take_buffer(bytes), stop_waiting).await.and_then(|result| result);
+        let staging = match staging {
+            Ok(staging) => staging,
             Err(error) => return self.fail(pieces, &error),
         };
-        let pieces = self.still_wanted(pieces);
+        let pieces = self.finish_ended(pieces);
         match opcode {
             Opcode::Write => {
-                let pieces = self.copy(&stage, pieces, opcode).await;
-                let pieces = self.still_wanted(pieces);
+                let pieces = self.copy(&staging, pieces, opcode).await;
+                let pieces = self.finish_ended(pieces);
                 // The buffer is dropped last: the release of page-locked memory may wait for all
                 // work of the device, and that work may wait for these shares.
-                let (pieces, _stage) = self.transfer(peer, stage, pieces, opcode, deadline).await;
+                let (pieces, _staging) = self.transfer(peer, staging, pieces, opcode, deadline).await;
                 pieces.into_iter().for_each(|piece| piece.share.finish(Ok(())));
             }
             Opcode::Read => {
-                let (pieces, stage) = self.transfer(peer, stage, pieces, opcode, deadline).await;
-                let Some(stage) = stage else { return };
-                let pieces = self.copy(&stage, pieces, opcode).await;
+                let (pieces, staging) = self.transfer(peer, staging, pieces, opcode, deadline).await;
+                let Some(staging) = staging else { return };
+                let pieces = self.copy(&staging, pieces, opcode).await;
                 pieces.into_iter().for_each(|piece| piece.share.finish(Ok(())));
             }
         }
     }
 
-    async fn room(&self, bytes: usize) -> Result<Stage<T::Registration>> {
+    async fn take_buffer(&self, bytes: usize) -> Result<StagingBuffer<T::Registration>> {
         let register = |span| {
-            let transport = self.transport.upgrade().ok_or_else(closed)?;
+            let transport = self.transport.upgrade().ok_or_else(closed_error)?;
             // SAFETY: the buffer drops the registration before its memory.
             unsafe { transport.register(span, Access::Local) }
         };
-        if bytes > self.stages.len() {
-            return self.stages.of_length(bytes, register);
+        if bytes > self.staging_pool.len() {
+            return self.staging_pool.of_length(bytes, register);
         }
-        self.stages.take(register).await
+        self.staging_pool.take(register).await
     }
 
     /// Finishes pieces that are late, cancelled, or parts of a failed operation. Returns the
     /// others.
-    fn still_wanted(&self, pieces: Vec<Piece>) -> Vec<Piece> {
-        let mut wanted = Vec::with_capacity(pieces.len());
+    fn finish_ended(&self, pieces: Vec<Piece>) -> Vec<Piece> {
+        let mut active = Vec::with_capacity(pieces.len());
         for piece in pieces {
             let failed = piece.failed.0.lock().clone();
             match failed {
                 Some(error) => piece.share.finish(Err(error)),
-                None if piece.share.is_given_up() => piece.share.give_back(),
-                None if self.is_late(piece.share.deadline()) => piece.fail(late()),
-                None => wanted.push(piece),
+                None if piece.share.is_cancelled() => piece.share.finish_cancelled(),
+                None if self.is_expired(piece.share.deadline()) => piece.fail(deadline_error()),
+                None => active.push(piece),
             }
         }
-        wanted
+        active
     }
 
     fn fail(&self, pieces: Vec<Piece>, error: &Error) {
-        for piece in self.still_wanted(pieces) {
+        for piece in self.finish_ended(pieces) {
             piece.fail(error.clone());
         }
     }
 
-    fn is_late(&self, deadline: Option<Moment>) -> bool {
+    fn is_expired(&self, deadline: Option<Moment>) -> bool {
         deadline.is_some_and(|at| self.clock.now() >= at)
     }
 
     /// Copies between the buffer and the device, all pieces in parallel. Returns those that
     /// succeeded.
-    async fn copy(&self, stage: &Stage<T::Registration>, pieces: Vec<Piece>, opcode: Opcode) -> Vec<Piece> {
+    async fn copy(
+        &self,
+        staging: &StagingBuffer<T::Registration>,
+        pieces: Vec<Piece>,
+        opcode: Opcode,
+    ) -> Vec<Piece> {
         let copies = pieces.iter().map(|piece| {
-            let here = stage.part(piece.at, piece.local.len);
-            let copy = here.and_then(|here| {
+            let staging_span = staging.part(piece.at, piece.local.len);
+            let copy = staging_span.and_then(|staging_span| {
                 let (from, to) = match opcode {
-                    Opcode::Write => (piece.local, here),
-                    Opcode::Read => (here, piece.local),
+                    Opcode::Write => (piece.local, staging_span),
+                    Opcode::Read => (staging_span, piece.local),
                 };
                 // SAFETY: this code has the only access to the bytes of the operation until its
                 // share is finished, and to the buffer until it is dropped. Both happen after the
@@ -424,73 +448,73 @@ impl<T: Transport> Carrier<T> {
             });
             async { copy?.await }
         });
-        let copied = futures::future::join_all(copies).await;
-        let mut good = Vec::with_capacity(pieces.len());
-        for (piece, copied) in pieces.into_iter().zip(copied) {
-            match copied {
-                Ok(()) => good.push(piece),
+        let outcomes = futures::future::join_all(copies).await;
+        let mut succeeded = Vec::with_capacity(pieces.len());
+        for (piece, outcome) in pieces.into_iter().zip(outcomes) {
+            match outcome {
+                Ok(()) => succeeded.push(piece),
                 Err(error) => piece.fail(error),
             }
         }
-        good
+        succeeded
     }
 
     /// Transfers the pieces. Returns those that succeeded, and the buffer.
     async fn transfer(
         &self,
         peer: &T::Peer,
-        stage: Stage<T::Registration>,
+        staging: StagingBuffer<T::Registration>,
         pieces: Vec<Piece>,
         opcode: Opcode,
         deadline: Option<Moment>,
-    ) -> (Vec<Piece>, Option<Stage<T::Registration>>) {
+    ) -> (Vec<Piece>, Option<StagingBuffer<T::Registration>>) {
         if pieces.is_empty() {
             return (pieces, None);
         }
         let Some(transport) = self.transport.upgrade() else {
-            self.fail(pieces, &closed());
+            self.fail(pieces, &closed_error());
             return (Vec::new(), None);
         };
         let results = {
-            let (done, ticket) = ticket(stage, pieces.len(), deadline);
-            let stage = ticket.buffer();
-            let places: Result<Vec<_>> =
-                pieces.iter().map(|piece| stage.part(piece.at, piece.local.len)).collect();
-            match places {
+            let (done, ticket) = ticket(staging, pieces.len(), deadline);
+            let staging = ticket.buffer();
+            let spans: Result<Vec<_>> =
+                pieces.iter().map(|piece| staging.part(piece.at, piece.local.len)).collect();
+            match spans {
                 Err(error) => done.finish(Err(error)),
-                Ok(places) => {
-                    let ops = places.into_iter().zip(&pieces).map(|(place, piece)| {
+                Ok(spans) => {
+                    let ops = spans.into_iter().zip(&pieces).map(|(span, piece)| {
                         // SAFETY: the ticket keeps the buffer and its registration until `done` is
                         // finished, and there is no other user.
-                        unsafe { Op::new(opcode, stage.registration(), place, piece.remote, &piece.key) }
+                        unsafe { Op::new(opcode, staging.registration(), span, piece.remote, &piece.key) }
                     });
                     let ops: Vec<_> = ops.collect();
                     transport.submit(peer, ops.into_iter(), done);
                 }
             }
-            drop(stage);
+            drop(staging);
             drop(transport);
             ticket.results()
         };
-        let (results, stage) = results.await;
-        let mut good = Vec::with_capacity(pieces.len());
+        let (results, staging) = results.await;
+        let mut succeeded = Vec::with_capacity(pieces.len());
         for (piece, result) in pieces.into_iter().zip(results) {
             match result {
-                Ok(()) => good.push(piece),
+                Ok(()) => succeeded.push(piece),
                 // The other parts of the operation may have begun.
-                Err(error) if is_given_back(&error) => piece.fail(closed()),
+                Err(error) if was_cancelled(&error) => piece.fail(closed_error()),
                 Err(error) => piece.fail(error),
             }
         }
-        (good, Some(stage))
+        (succeeded, Some(staging))
     }
 }
 
-fn late() -> Error {
+fn deadline_error() -> Error {
     Error::new(ErrorCode::RpcTimeout, "cannot finish transfer: its deadline has passed")
 }
 
-fn closed() -> Error {
+fn closed_error() -> Error {
     Error::new(ErrorCode::TransferFail, "the transport is closed")
 }
 
@@ -499,29 +523,29 @@ mod tests {
     use super::*;
     use mooncake_core::memory::{HostMemory, MemorySource};
 
-    fn loads(lens: &[(usize, bool)]) -> Vec<Vec<(usize, usize)>> {
+    fn batches(lens: &[(usize, bool)]) -> Vec<Vec<(usize, usize)>> {
         let memory = HostMemory::new(1000).unwrap();
-        let mut cutter = Cutter { chunk: 10, loads: Vec::new() };
-        for &(len, may_cut) in lens {
+        let mut splitter = Splitter { chunk: 10, batches: Vec::new() };
+        for &(len, may_split) in lens {
             let local = MemorySpan { len, ..memory.span() };
             let op = Posted { opcode: Opcode::Read, local, remote: 0, key: Arc::new([]) };
             let (done, ticket) = ticket((), 1, None);
             drop(ticket);
-            cutter.add(op, done, may_cut);
+            splitter.add(op, done, may_split);
         }
-        let pieces = |load: Load| {
-            assert_eq!(load.bytes, load.pieces.iter().map(|piece| piece.local.len).sum::<usize>());
-            load.pieces.into_iter().map(|piece| (piece.at, piece.local.len)).collect()
+        let pieces = |batch: StagingBatch| {
+            assert_eq!(batch.bytes, batch.pieces.iter().map(|piece| piece.local.len).sum::<usize>());
+            batch.pieces.into_iter().map(|piece| (piece.at, piece.local.len)).collect()
         };
-        cutter.loads.into_iter().map(pieces).collect()
+        splitter.batches.into_iter().map(pieces).collect()
     }
 
     #[test]
     fn operations_are_cut_and_brought_together() {
-        assert_eq!(loads(&[(3, true), (4, true), (4, true)]), [vec![(0, 3), (3, 4)], vec![(0, 4)]]);
-        assert_eq!(loads(&[(25, true), (5, true)]), [vec![(0, 10)], vec![(0, 10)], vec![(0, 5), (5, 5)]]);
+        assert_eq!(batches(&[(3, true), (4, true), (4, true)]), [vec![(0, 3), (3, 4)], vec![(0, 4)]]);
+        assert_eq!(batches(&[(25, true), (5, true)]), [vec![(0, 10)], vec![(0, 10)], vec![(0, 5), (5, 5)]]);
         // A part outside the known memory of the peer may be refused after other parts were
         // accepted.
-        assert_eq!(loads(&[(25, false), (5, false)]), [vec![(0, 25)], vec![(0, 5)]]);
+        assert_eq!(batches(&[(25, false), (5, false)]), [vec![(0, 25)], vec![(0, 5)]]);
     }
 }

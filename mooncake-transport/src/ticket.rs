@@ -23,7 +23,7 @@ use parking_lot::Mutex;
 ///
 /// `deadline` is a moment of the transport's clock; see [`Completion::deadline`].
 pub fn ticket<B: Send + 'static>(buffer: B, ops: usize, deadline: Option<Moment>) -> (Completion, Ticket<B>) {
-    make(buffer, ops, deadline, None)
+    new_ticket(buffer, ops, deadline, None)
 }
 
 /// Creates a ticket, its completion, and a watch on the single operations. The watch can cancel
@@ -34,11 +34,11 @@ pub fn watched<B: Send + 'static>(
     deadline: Option<Moment>,
 ) -> (Completion, Ticket<B>, Watch) {
     let watch = Watch::new(ops);
-    let (completion, ticket) = make(buffer, ops, deadline, Some(watch.clone()));
+    let (completion, ticket) = new_ticket(buffer, ops, deadline, Some(watch.clone()));
     (completion, ticket, watch)
 }
 
-fn make<B: Send + 'static>(
+fn new_ticket<B: Send + 'static>(
     buffer: B,
     ops: usize,
     deadline: Option<Moment>,
@@ -54,35 +54,35 @@ fn make<B: Send + 'static>(
 /// Clones watch the same ticket.
 #[derive(Clone)]
 pub struct Watch {
-    shared: Arc<Watched>,
+    shared: Arc<WatchState>,
 }
 
-struct Watched {
+struct WatchState {
     /// Unfinished shares of each operation, and the bits below.
     each: Box<[AtomicU32]>,
-    given_up: AtomicBool,
+    cancelled: AtomicBool,
     /// Callbacks for the cancellation.
-    tell: Mutex<Vec<Tell>>,
+    callbacks: Mutex<Vec<CancelCallback>>,
 }
 
-type Tell = Box<dyn FnOnce() + Send>;
+type CancelCallback = Box<dyn FnOnce() + Send>;
 
 /// Message for an operation that the caller cancelled before it began.
 const NOT_STARTED: &str = "cannot finish operation: cancelled by the caller before it began";
 /// Message for an operation that the caller cancelled when a part of it was done.
-const CUT: &str = "cannot finish operation: cancelled by the caller when a part was done";
+const CANCELLED_MIDWAY: &str = "cannot finish operation: cancelled by the caller when a part was done";
 
 /// Returns whether an operation failed because the caller cancelled it before it began.
-pub(crate) fn is_given_back(error: &Error) -> bool {
+pub(crate) fn was_cancelled(error: &Error) -> bool {
     error.reason() == Some(Reason::NotStarted)
 }
 
 const FAILED: u32 = 1 << 31;
-const LATE: u32 = 1 << 30;
-const GIVEN_UP: u32 = 1 << 29;
+const TIMED_OUT: u32 = 1 << 30;
+const CANCELLED: u32 = 1 << 29;
 /// Bit of an operation that has begun at least in part.
 const BEGUN: u32 = 1 << 28;
-const FLAGS: u32 = FAILED | LATE | GIVEN_UP | BEGUN;
+const FLAGS: u32 = FAILED | TIMED_OUT | CANCELLED | BEGUN;
 
 /// State of one operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,17 +94,17 @@ pub enum OpState {
     /// Failed.
     Failed,
     /// Failed with kind `Timeout`.
-    Late,
-    /// [Cancelled](Watch::give_up) before any part of the operation began. No byte was touched on
+    TimedOut,
+    /// [Cancelled](Watch::cancel) before any part of the operation began. No byte was touched on
     /// either side.
-    GivenUp,
+    Cancelled,
 }
 
 impl Watch {
     fn new(ops: usize) -> Self {
         let each = (0..ops).map(|_| AtomicU32::new(1)).collect();
-        let tell = Mutex::default();
-        Self { shared: Arc::new(Watched { each, given_up: AtomicBool::new(false), tell }) }
+        let callbacks = Mutex::default();
+        Self { shared: Arc::new(WatchState { each, cancelled: AtomicBool::new(false), callbacks }) }
     }
 
     /// Returns the state of the operation with this number, or `None` if there is no such
@@ -114,40 +114,40 @@ impl Watch {
         Some(match word {
             _ if word & !FLAGS != 0 => OpState::Pending,
             _ if word & FAILED == 0 => OpState::Done,
-            _ if word & (GIVEN_UP | BEGUN) == GIVEN_UP => OpState::GivenUp,
-            _ if word & LATE != 0 => OpState::Late,
+            _ if word & (CANCELLED | BEGUN) == CANCELLED => OpState::Cancelled,
+            _ if word & TIMED_OUT != 0 => OpState::TimedOut,
             _ => OpState::Failed,
         })
     }
 
     /// Cancels the operations that the transport has not begun. The others continue, and keep their
     /// memory until they are finished. Returns at once.
-    pub fn give_up(&self) {
-        if !self.shared.given_up.swap(true, Ordering::SeqCst) {
-            self.tell();
+    pub fn cancel(&self) {
+        if !self.shared.cancelled.swap(true, Ordering::SeqCst) {
+            self.run_callbacks();
         }
     }
 
-    fn tell(&self) {
-        let tell = std::mem::take(&mut *self.shared.tell.lock());
-        tell.into_iter().for_each(|tell| tell());
+    fn run_callbacks(&self) {
+        let callbacks = std::mem::take(&mut *self.shared.callbacks.lock());
+        callbacks.into_iter().for_each(|callback| callback());
     }
 
-    fn is_given_up(&self) -> bool {
-        self.shared.given_up.load(Ordering::SeqCst)
+    fn is_cancelled(&self) -> bool {
+        self.shared.cancelled.load(Ordering::SeqCst)
     }
 
-    fn one_more(&self, ops: Range<usize>) {
+    fn add_share(&self, ops: Range<usize>) {
         for word in &self.shared.each[ops] {
             word.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    fn one_less(&self, ops: Range<usize>, result: &Result<()>, given_up: bool) {
+    fn finish_share(&self, ops: Range<usize>, result: &Result<()>, cancelled: bool) {
         let bits = match result {
             Ok(()) => BEGUN,
-            Err(_) if given_up => FAILED | GIVEN_UP,
-            Err(error) if error.kind() == ErrorKind::Timeout => FAILED | LATE | BEGUN,
+            Err(_) if cancelled => FAILED | CANCELLED,
+            Err(error) if error.kind() == ErrorKind::Timeout => FAILED | TIMED_OUT | BEGUN,
             Err(_) => FAILED | BEGUN,
         };
         for word in &self.shared.each[ops] {
@@ -187,10 +187,10 @@ trait Core: Send + Sync {
     /// Runs when the last share is finished.
     fn done(&self);
 
-    /// Passes the watch, if the caller may cancel, to `look`.
-    fn with_watch(&self, look: &mut dyn FnMut(&Watch)) {
+    /// Passes the watch, if the caller may cancel, to `inspect`.
+    fn with_watch(&self, inspect: &mut dyn FnMut(&Watch)) {
         if let Some(watch) = &self.progress().watch {
-            look(watch);
+            inspect(watch);
         }
     }
 }
@@ -227,9 +227,9 @@ impl<F: FnOnce(Vec<Option<Error>>, Completion) + Send> Core for Intercepted<F> {
         then(results.into_iter().map(Result::err).collect(), outer);
     }
 
-    fn with_watch(&self, look: &mut dyn FnMut(&Watch)) {
+    fn with_watch(&self, inspect: &mut dyn FnMut(&Watch)) {
         if let Some(core) = self.then.lock().as_ref().and_then(|(_, outer)| outer.core.as_ref()) {
-            core.with_watch(look);
+            core.with_watch(inspect);
         }
     }
 }
@@ -281,27 +281,27 @@ impl Completion {
         self.core.as_ref().and_then(|core| core.progress().deadline)
     }
 
-    /// Returns whether the caller has [cancelled](Watch::give_up) an operation of this share. The
+    /// Returns whether the caller has [cancelled](Watch::cancel) an operation of this share. The
     /// transport then begins nothing more for it.
-    pub fn is_given_up(&self) -> bool {
-        let mut given_up = false;
+    pub fn is_cancelled(&self) -> bool {
+        let mut cancelled = false;
         if let Some(core) = &self.core {
-            core.with_watch(&mut |watch| given_up = watch.is_given_up());
+            core.with_watch(&mut |watch| cancelled = watch.is_cancelled());
         }
-        given_up
+        cancelled
     }
 
     /// Registers a callback for the cancellation by the caller, if the caller can cancel. A
     /// transport that queues operations searches its queue in the callback, and
-    /// [returns](Self::give_back) the operations that it has not begun. The transport must hold no
-    /// lock of its own here, because the callback may run at once.
-    pub fn when_given_up<F: FnOnce() + Send + 'static>(&self, tell: impl FnOnce() -> F) {
+    /// [returns](Self::finish_cancelled) the operations that it has not begun. The transport must
+    /// hold no lock of its own here, because the callback may run at once.
+    pub fn on_cancel<F: FnOnce() + Send + 'static>(&self, callback: impl FnOnce() -> F) {
         let Some(watch) = self.watch() else { return };
-        watch.shared.tell.lock().push(Box::new(tell()));
+        watch.shared.callbacks.lock().push(Box::new(callback()));
         // The callback misses a cancellation that happened before it was registered. No lock of a
         // completion is held here, because the callback may inspect this one.
-        if watch.is_given_up() {
-            watch.tell();
+        if watch.is_cancelled() {
+            watch.run_callbacks();
         }
     }
 
@@ -320,7 +320,7 @@ impl Completion {
     }
 
     /// Reports that the operations were cancelled before they began.
-    pub fn give_back(mut self) {
+    pub fn finish_cancelled(mut self) {
         let error = Error::new(ErrorCode::TransferFail, NOT_STARTED).with_reason(Reason::NotStarted);
         self.end(Err(error), true);
     }
@@ -331,7 +331,7 @@ impl Completion {
     /// Panics if the share has fewer than `n` operations.
     pub fn split_at(mut self, n: usize) -> (Completion, Completion) {
         assert!(n <= self.ops.len(), "split at {n} of {} operations", self.ops.len());
-        let mut first = self.another();
+        let mut first = self.clone_share();
         first.ops.end = self.ops.start + n;
         self.ops.start = first.ops.end;
         (first, self)
@@ -341,12 +341,12 @@ impl Completion {
     /// pieces. Both shares must be finished.
     pub fn share(&mut self) -> Completion {
         if let Some(watch) = self.core.as_ref().and_then(|core| core.progress().watch.as_ref()) {
-            watch.one_more(self.ops.clone());
+            watch.add_share(self.ops.clone());
         }
-        self.another()
+        self.clone_share()
     }
 
-    fn another(&self) -> Completion {
+    fn clone_share(&self) -> Completion {
         let core = self.core.clone();
         if let Some(core) = &core {
             // Relaxed: this share is unfinished, so the count cannot reach zero meanwhile.
@@ -382,11 +382,11 @@ impl Completion {
         Each { rest: Some(self) }
     }
 
-    fn end(&mut self, result: Result<()>, given_up: bool) {
+    fn end(&mut self, result: Result<()>, cancelled: bool) {
         let Some(core) = self.core.take() else { return };
         let progress = core.progress();
         if let Some(watch) = &progress.watch {
-            watch.one_less(self.ops.clone(), &result, given_up);
+            watch.finish_share(self.ops.clone(), &result, cancelled);
         }
         if let Err(error) = result {
             progress.failures.lock().push((self.ops.clone(), error));
@@ -548,10 +548,10 @@ fn spread(progress: &Progress, failures: Failures) -> Vec<Result<()>> {
     for (ops, error) in failures {
         // The first failure of an operation counts, but a timeout comes before any other, because
         // its bytes may still arrive.
-        let late = error.kind() == ErrorKind::Timeout;
+        let is_timeout = error.kind() == ErrorKind::Timeout;
         let outranked = |r: &&mut Result<()>| match r {
             Ok(()) => true,
-            Err(known) => late && known.kind() != ErrorKind::Timeout,
+            Err(known) => is_timeout && known.kind() != ErrorKind::Timeout,
         };
         for result in results[ops].iter_mut().filter(outranked) {
             *result = Err(error.clone());
@@ -559,9 +559,9 @@ fn spread(progress: &Progress, failures: Failures) -> Vec<Result<()>> {
     }
     if let Some(watch) = &progress.watch {
         for (op, result) in results.iter_mut().enumerate() {
-            let cut = watch.state(op) != Some(OpState::GivenUp);
-            if cut && result.as_ref().is_err_and(is_given_back) {
-                *result = Err(Error::new(ErrorCode::TransferFail, CUT));
+            let has_begun = watch.state(op) != Some(OpState::Cancelled);
+            if has_begun && result.as_ref().is_err_and(was_cancelled) {
+                *result = Err(Error::new(ErrorCode::TransferFail, CANCELLED_MIDWAY));
             }
         }
     }

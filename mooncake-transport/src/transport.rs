@@ -221,11 +221,31 @@ pub unsafe trait Transport: fmt::Debug + Send + Sync + 'static {
 
     /// Returns whether this transport reaches a segment, judged by its descriptor alone.
     fn reaches(&self, desc: &SegmentDesc) -> bool {
-        desc.speaks(&self.protocol())
+        desc.supports(&self.protocol())
     }
 
     /// Opens a path to the owner of a segment. The connection may be set up lazily.
     fn connect(&self, desc: &SegmentDesc) -> impl Future<Output = Result<Self::Peer>> + Send;
+
+    /// Returns whether this node has a connection to the process of a peer. An engine closes a
+    /// segment that is neither used nor connected, and looks it up again at its next use.
+    fn is_connected(&self, peer: &Self::Peer) -> bool {
+        let _ = peer;
+        false
+    }
+
+    /// Releases what belongs to peers that have departed. An engine calls this at intervals.
+    fn release_departed(&self) {}
+
+    /// Ends all transfers of this node, each with an error as soon as nothing uses its memory, and
+    /// refuses later ones. For a program that ends.
+    fn stop_transfers(&self) {}
+
+    /// Returns whether [`stop_transfers`](Self::stop_transfers) was called. An engine does not
+    /// repeat failed transfers then.
+    fn is_stopped(&self) -> bool {
+        false
+    }
 
     /// Returns the handler of connection requests at the handshake port, if the transport sets up
     /// connections there.

@@ -109,9 +109,9 @@ fn each_request_is_seen_while_others_run() {
     wire.release(1);
     assert_eq!(seen(), [Status::Completed, Status::Pending, Status::Pending]);
     assert_eq!(view.overall(), Progress { status: Status::Pending, transferred: 1 });
-    assert!(!view.is_over());
+    assert!(!view.is_finished());
     wire.release(2);
-    assert!(now(running).results.iter().all(Result::is_ok) && view.is_over());
+    assert!(now(running).results.iter().all(Result::is_ok) && view.is_finished());
 }
 
 #[test]

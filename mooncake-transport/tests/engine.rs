@@ -161,8 +161,8 @@ fn a_restarted_owner_is_found_again() {
     let target = now(user.open("owner")).unwrap();
     now(user.read(&target, old.addr(), vec![0; 4], None)).0.unwrap();
     first.transport().kill();
-    let gone = now(user.read(&target, old.addr(), vec![0; 4], None)).0.unwrap_err();
-    assert_eq!(gone.kind(), ErrorKind::Unavailable);
+    let error = now(user.read(&target, old.addr(), vec![0; 4], None)).0.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
     now(first.close()).unwrap();
     let second = cluster.engine("owner");
     let new = now(second.register(memory(&[2; 64]))).unwrap();
@@ -257,7 +257,7 @@ fn faults_fail_single_operations_and_lose_no_buffer() {
     let cluster = Cluster::new();
     let owner = cluster.engine("owner");
     let remote = now(owner.register(memory(&[9; 640]))).unwrap();
-    let faults = [Fault::Fail, Fault::Drop, Fault::Cut, Fault::LoseAnswer].into_iter();
+    let faults = [Fault::Fail, Fault::Drop, Fault::Cut, Fault::LoseResponse].into_iter();
     let faults = faults.fold(Faults::none(), |faults, fault| faults.with(fault, 100));
     let wire = Arc::new(Faulty::new(Arc::new(cluster.net.node()), 42, faults));
     let user = cluster.on(wire.clone(), "user").unwrap();

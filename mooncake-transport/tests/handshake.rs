@@ -9,8 +9,9 @@ use std::time::Duration;
 use futures::StreamExt;
 use mooncake_core::ErrorKind;
 use mooncake_core::clock::{Clock, SystemClock};
-use mooncake_core::memory::HostMemory;
+use mooncake_core::memory::{HostMemory, MemorySource};
 use mooncake_core::meta::{MemoryMetadata, MetadataBackend};
+use mooncake_transport::admission::ByteBudget;
 use mooncake_transport::engine::HandshakePort;
 use mooncake_transport::handshake::{
     HandshakeConfig, Kind, Notification, encode, exchange, fetch_descriptor, probe,
@@ -60,6 +61,59 @@ async fn every_kind_is_answered() {
         raw(&at, &encode(Kind::Probe, false, b"{}")).await,
         encode(Kind::Probe, false, br#"{"status":"success"}"#)
     );
+}
+
+/// Engines with very many regions are found, and find others, with the default limits.
+#[tokio::test]
+async fn engines_with_many_regions_find_each_other() {
+    const REGIONS: usize = 20_000;
+    let net = LoopbackNet::new();
+    let (large, small) = (engine(&net, port()).await, engine(&net, port()).await);
+    let memory = (0..REGIONS).map(|_| Arc::new(HostMemory::new(64).unwrap()) as Arc<dyn MemorySource>);
+    let regions = large.register_many(memory.collect()).await.unwrap();
+    assert!(large.descriptor().encode().len() > 1 << 20, "longer than a message");
+    let found = small.open(large.name()).await.unwrap().descriptor();
+    assert_eq!(found.buffers.len(), REGIONS);
+    let is_found = |at: usize| found.holds(regions[at].addr(), 64);
+    assert!(is_found(0) && is_found(REGIONS - 1));
+    let region = small.register(Arc::new(HostMemory::new(4096).unwrap())).await.unwrap();
+    let found = large.open(small.name()).await.unwrap().descriptor();
+    assert_eq!(found.buffers[0].addr, region.addr());
+}
+
+/// A message above the limit of a peer names the limit.
+#[tokio::test]
+async fn oversized_message_error_states_limit() {
+    let net = LoopbackNet::new();
+    let engine = engine(&net, port()).await;
+    let at = engine.handshake_addr().unwrap();
+    let limits = HandshakeConfig { max_len: 8, ..HandshakeConfig::default() };
+    let error = exchange(at, Kind::Connection, b"{}", &limits).await.unwrap_err().to_string();
+    assert!(error.contains("at most 8 are read (MC_HANDSHAKE_MAX_LENGTH)"), "{error}");
+    assert!(fetch_descriptor(at, b"{}", &limits).await.is_ok(), "a descriptor has another limit");
+}
+
+/// Parts of requests are counted while they wait, and released when their connection ends.
+#[tokio::test]
+async fn parts_of_requests_are_counted() {
+    let net = LoopbackNet::new();
+    let limits = HandshakeConfig { max_len: 64 << 20, ..HandshakeConfig::default() };
+    let engine = engine(&net, HandshakePort { limits, ..port() }).await;
+    let at = engine.handshake_addr().unwrap();
+    let mut stream = TcpStream::connect((at.host.as_str(), at.port)).await.unwrap();
+    stream.write_all(&(32_u64 << 20).to_le_bytes()).await.unwrap();
+    stream.write_all(&vec![7; 16 << 20]).await.unwrap();
+    let until = async |holds: fn(u64) -> bool| {
+        let wait = async {
+            while !holds(ByteBudget::of_process().report().held) {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), wait).await.expect("bytes are counted exactly");
+    };
+    until(|held| held >= 16 << 20).await;
+    drop(stream);
+    until(|held| held < 16 << 20).await;
 }
 
 #[tokio::test]
@@ -186,7 +240,7 @@ async fn idle_connections_take_no_slot_from_others() {
 }
 
 #[tokio::test]
-async fn a_peer_of_the_first_age_is_asked_without_a_type_byte() {
+async fn legacy_peer_gets_no_type_byte() {
     let listener = tokio::net::TcpListener::bind((HOST, 0)).await.unwrap();
     let at = HostPort::new(HOST, listener.local_addr().unwrap().port());
     let old = tokio::spawn(async move {
@@ -207,19 +261,22 @@ async fn a_peer_of_the_first_age_is_asked_without_a_type_byte() {
 }
 
 #[tokio::test]
-async fn a_closed_port_and_a_stalled_listener_are_told_apart() {
+async fn closed_port_and_stalled_listener_differ() {
     let limits = HandshakeConfig { reply_timeout: Duration::from_millis(50), ..HandshakeConfig::default() };
     let silent = tokio::net::TcpListener::bind((HOST, 0)).await.unwrap();
     let at = HostPort::new(HOST, silent.local_addr().unwrap().port());
     let late = fetch_descriptor(&at, b"{}", &limits).await.unwrap_err();
     assert!(late.kind() == ErrorKind::Timeout && late.to_string().contains(&at.to_string()), "{late}");
     drop(silent);
-    let gone = fetch_descriptor(&at, b"{}", &limits).await.unwrap_err();
-    assert!(gone.kind() == ErrorKind::Unavailable && gone.to_string().contains(&at.to_string()), "{gone}");
+    let refused = fetch_descriptor(&at, b"{}", &limits).await.unwrap_err();
+    assert!(
+        refused.kind() == ErrorKind::Unavailable && refused.to_string().contains(&at.to_string()),
+        "{refused}"
+    );
 }
 
 #[tokio::test]
-async fn a_port_in_use_is_named() {
+async fn port_in_use_error_states_port() {
     let net = LoopbackNet::new();
     let first = engine(&net, port()).await;
     let taken = first.handshake_addr().unwrap().port;

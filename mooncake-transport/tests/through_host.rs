@@ -164,7 +164,7 @@ fn a_failed_copy_fails_its_operation_only() {
 fn a_transport_that_fails_in_the_middle_fails_the_operation() {
     let world = World::new(8 * MIB, SystemClock::shared(), true);
     let sent = bytes(8 * MIB, 5);
-    for fault in [Fault::Fail, Fault::Drop, Fault::Cut, Fault::LoseAnswer] {
+    for fault in [Fault::Fail, Fault::Drop, Fault::Cut, Fault::LoseResponse] {
         world.user.transport().set(Faults::none().with(fault, 1000));
         let (_look, source) = world.local(&sent);
         let transfer = [Transfer::new(world.remote.addr(), source)];
@@ -230,7 +230,7 @@ async fn what_is_given_up_before_it_began_goes_back() {
     }
     let running = user.submit(batch, None);
     let view = running.view();
-    view.give_up();
+    view.cancel();
     device.hold(false);
     let finished = running.await;
     let given_back = finished.results.iter().filter(|result| result.is_err()).count();

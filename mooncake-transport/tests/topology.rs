@@ -88,15 +88,15 @@ fn ports_and_addresses_are_shown() {
         host.write(&format!("sys/class/infiniband/mlx5_0/ports/1/{file}"), text);
     }
     let devices = host.discovery().devices();
-    let named = |name: &str| devices.iter().find(|device| device.name == name).unwrap();
+    let by_name = |name: &str| devices.iter().find(|device| device.name == name).unwrap();
     assert_eq!(
-        named("mlx5_0").to_string(),
+        by_name("mlx5_0").to_string(),
         "mlx5_0 on NUMA node 0; port 1 is ACTIVE, Ethernet, 100 Gb/sec (4X EDR), address 0 is fe80::1, \
          address 3 is 10.77.0.1 (RoCE v2, eth7)"
     );
-    assert_eq!((&named("mlx5_0").fault, named("mlx5_0").ports[0].gids.len()), (&None, 2));
-    assert_eq!(named("down0").fault.as_deref(), Some("no port is active"));
-    assert_eq!(named("down0").to_string(), "down0; port 1 is DOWN, address 0 is fe80::9");
+    assert_eq!((&by_name("mlx5_0").fault, by_name("mlx5_0").ports[0].gids.len()), (&None, 2));
+    assert_eq!(by_name("down0").fault.as_deref(), Some("no port is active"));
+    assert_eq!(by_name("down0").to_string(), "down0; port 1 is DOWN, address 0 is fe80::9");
     assert_eq!(Discovery::under("/no/such/folder").devices(), []);
 }
 

@@ -1,5 +1,4 @@
-//! Steps of one thread that run beside the others, at the lowest priority. Their output is shown
-//! when they are waited for.
+//! Steps of one thread that run beside the others. Their output is shown when they are waited for.
 
 use std::fs::File;
 use std::os::unix::process::CommandExt;
@@ -16,13 +15,23 @@ pub(crate) struct Aside {
 }
 
 impl Aside {
+    /// Starts a task at the lowest priority.
     pub(crate) fn start(task: &[&str]) -> Result<Self> {
+        Self::start_with_niceness(task, "19")
+    }
+
+    /// Starts a task whose time runs on while it waits for a processor, at the usual priority.
+    pub(crate) fn start_in_time(task: &[&str]) -> Result<Self> {
+        Self::start_with_niceness(task, "0")
+    }
+
+    fn start_with_niceness(task: &[&str], niceness: &str) -> Result<Self> {
         let fault = |error: std::io::Error| format!("cannot start `xtask {}` aside: {error}", task.join(" "));
         let said = target_dir().join(format!("aside-{}.log", task.join("-")));
         let out = File::create(&said).map_err(fault)?;
         let errors = out.try_clone().map_err(fault)?;
         let child = Command::new("nice")
-            .args(["-n", "19"])
+            .args(["-n", niceness])
             .arg(std::env::current_exe().map_err(fault)?)
             .args(task)
             .current_dir(root())

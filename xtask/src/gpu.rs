@@ -4,10 +4,10 @@ use std::process::{Command, ExitCode};
 
 use crate::run::{Programs, Result, cargo, step, target_dir};
 
-/// Builds the program and runs it, with `--double` on a fake libcuda; `--build` only builds it.
+/// Builds the program and runs it, with `--fake` on a fake libcuda; `--build` only builds it.
 /// Returns the exit code of the program, which is 3 without a GPU.
 pub(crate) fn test(words: &[&str]) -> ExitCode {
-    let built = build(words.contains(&"--double"));
+    let built = build(words.contains(&"--fake"));
     let outcome = built.and_then(|program| {
         if words.contains(&"--build") {
             println!("{program}");
@@ -27,16 +27,16 @@ pub(crate) fn test(words: &[&str]) -> ExitCode {
 }
 
 /// Runs the part of the tests that CI runs.
-pub(crate) fn on_double() -> Result {
+pub(crate) fn on_fake() -> Result {
     step("GPU memory, on a fake libcuda");
-    Programs::checked()?.run("gpu_test", &["--double"]).run()
+    Programs::checked()?.run("gpu_test", &["--fake"]).run()
 }
 
 /// Builds the program and returns its path. Measurements need an optimised build; the fake has
 /// none.
-fn build(for_double: bool) -> Result<String> {
+fn build(for_fake: bool) -> Result<String> {
     let build = cargo(&["build", "-p", "mooncake-benches", "--features", "gpu", "--bin", "gpu_test"]);
-    let (build, folder) = if for_double { (build, "debug") } else { (build.args(&["--release"]), "release") };
+    let (build, folder) = if for_fake { (build, "debug") } else { (build.args(&["--release"]), "release") };
     build.run()?;
     Ok(target_dir().join(folder).join("gpu_test").to_string_lossy().into_owned())
 }

@@ -22,6 +22,8 @@ mod run;
 mod source;
 mod spelling;
 mod suite;
+mod torch;
+mod torture;
 mod vm;
 
 use std::process::ExitCode;
@@ -38,25 +40,42 @@ Tests
   python        installs the Python package into target/python-venv and runs its tests; words go to
                 pytest; --soak: a million calls and ten thousand stores instead, while memory and
                 descriptors are watched
+  torch         tests of process groups, expert parallelism and tensors with several versions of
+                torch, each in an environment of 6 GB that is removed afterwards: the oldest, 2.11,
+                2.14 and the newest, or those that words name; prints a table (--wheel FILE tests
+                that wheel instead of a new one)
   edges         tests of rare interleavings, each also with the bug that it must detect (words
                 choose subjects or tests)
+  security      tests of what other users of a host can see and do (root checks more)
+  interleavings [secs]  calls of a master at once, in random orders of its locks and atomics, from
+                new seeds for that time (default 60 s)
   memcheck      the Python package under valgrind, a few arguments for each call (Debian: installs
                 valgrind)
   miri          core and transport under Miri (needs a nightly toolchain with the miri component)
   fuzz [secs]   each fuzz target over its corpus and mutations of it, on stable (default 20 s each)
-  features      each crate with each of its features alone
+  features      each crate with each of its features alone; --sets: with sets of features such that
+                for any two, one set has the first without the second
   examples      builds and runs each example, the trace replay with kill -9 included
   interop       nodes of this project and of Mooncake C++ in one cluster (Linux; installs Mooncake
-                C++ with pip)
+                C++ with pip); words choose parts: clusters, calls, engines, and the names of the
+                scripts in mooncake-python/tests/peer, such as `versions`
   mixed         clusters of this version and the last release (xtask/last-release), which is built
+  torture       clients that check every read while owners, clients and masters are stopped, killed
+                and replaced at random, for a minute (--seconds N, --seed N, --restarts kills
+                masters, too; --keys N and --rate N for each client; --owners ppfd: two owners of
+                memory, one with a file, one with a disk)
+  soak          200 threads and 3,000 coroutines that check every read for an hour, while servers
+                restart, and stores and engines come and go (--seconds N, --seed N); needs 2 GB of
+                memory and as much disk
   network       two engines with a bad network between them, and a network that fails and returns
                 (Linux, root; on x86-64 also in the virtual machine of `rdma-test`)
   rdma-test     the tests that need RDMA devices, in a virtual machine with two Soft-RoCE devices
                 (Debian 12 as root; installs packages); words choose tests by name and leave out
                 the replay and the machine with two NUMA nodes; `--run COMMAND..` runs a command
-                there instead, `--nodes COMMAND..` on the machine with two NUMA nodes
+                there instead, `--nodes COMMAND..` on the machine with two NUMA nodes;
+                `--after-tests` uses the programs that `test` has built
   gpu-test      builds and runs the program that tests GPU memory (exits with 3 without a GPU);
-                words choose parts; --double: on a fake of libcuda; --build: for another machine
+                words choose parts; --fake: on a fake of libcuda; --build: for another machine
   ci            all of the above and all checks, as .ci/run does
 
 Checks
@@ -65,9 +84,9 @@ Checks
                 ARCHITECTURE.md does not name (words choose crates, --summary leaves out the uses)
   prose         the rules of CONTRIBUTING.md for comments, documents and texts of programs (words
                 choose files and folders, --rule NAME one rule, --summary prints a table)
-  release       before a release: licences and advisories of dependencies, packages that build by
-                themselves, public interfaces beside the last release (installs cargo-deny and
-                cargo-semver-checks; not part of `ci`)
+  release       before a release: `features`, licences and advisories of dependencies, packages that
+                build by themselves, public interfaces beside the last release (installs cargo-deny
+                and cargo-semver-checks; not part of `ci`)
 
 Files
   docs          writes docs/environment.md, docs/errors.md and docs/flags.md from the code (a test
@@ -97,15 +116,24 @@ fn main() -> ExitCode {
     let outcome = match words.as_slice() {
         ["test", rest @ ..] => suite::test(rest, false),
         ["python", rest @ ..] => python::test(rest),
+        ["soak", rest @ ..] => python::soak(rest),
         ["python-package"] => python::install().map(drop),
         ["wheel"] => python::wheel(),
+        ["torch", rest @ ..] => torch::test(rest),
         ["memcheck"] => python::memcheck(),
         ["lint"] => lint(),
         ["arrows", rest @ ..] => arrows::check(rest),
         ["prose", rest @ ..] => prose::check(rest),
-        ["edges", rest @ ..] => edges::run(rest),
+        ["edges", rest @ ..] => edges::run(rest, false),
+        ["security"] => security(),
+        ["interleavings"] => interleavings(60),
+        ["interleavings", seconds] => match seconds.parse() {
+            Ok(seconds) => interleavings(seconds),
+            Err(_) => Err(format!("`{seconds}` is not a number of seconds")),
+        },
         ["mixed"] => mixed::test(),
-        ["features"] => features::each_alone(),
+        ["features"] => features::check_each(false),
+        ["features", "--sets"] => features::check_each(true),
         ["release"] => release::check(),
         ["examples"] => examples(),
         ["docs"] => docs(),
@@ -117,8 +145,10 @@ fn main() -> ExitCode {
             Err(_) => Err(format!("`{seconds}` is not a number of seconds")),
         },
         ["bench", rest @ ..] => bench::run(rest),
+        ["torture", rest @ ..] => torture::run(rest),
         ["network"] => network::test(),
-        ["interop"] => interop::run(),
+        ["interop", parts @ ..] => interop::run(parts, true),
+        ["rdma-test", "--after-tests"] => rdma::test(&[], true),
         ["rdma-test", rest @ ..] => rdma::test(rest, false),
         ["gpu-test", rest @ ..] => return gpu::test(rest),
         ["ci"] => ci(),
@@ -154,6 +184,18 @@ fn lint() -> Result {
 
 fn clippy(targets: &[&str]) -> Result {
     cargo(&["clippy", "--all-features"]).args(targets).args(&["--", "-D", "warnings"]).run()
+}
+
+/// Runs the tests of what other users of a host can see and do. Root checks more than other users.
+fn security() -> Result {
+    step("security");
+    let run =
+        |package: &str, words: &[&str]| cargo(&["test", "-p", package, "--all-features"]).args(words).run();
+    run("mooncake-transport", &["--test", "private_files", "--test", "umask"])?;
+    run("mooncake-disk", &["--test", "directories"])?;
+    run("mooncake-server", &["--lib", "--", "snapshots"])?;
+    run("mooncake-store", &["--test", "client", "--", "files::"])?;
+    run("mooncake-store", &["--test", "processes", "--", "security::"])
 }
 
 fn examples() -> Result {
@@ -192,15 +234,34 @@ fn docs() -> Result {
         .run()
 }
 
+/// Runs new seeds of the interleavings for this time. The build is that of the tests.
+fn interleavings(seconds: u32) -> Result {
+    step("interleavings");
+    let built = cargo(&["test", "--workspace", "--all-features", "--no-run"]).shown_output()?;
+    let program = run::test_program(&built, "linearizability")?;
+    run::command(&program, &["--nocapture", "calls_at_once"])
+        .env("MOONCAKE_INTERLEAVINGS_SECONDS", &seconds.to_string())
+        .run()
+}
+
 fn miri() -> Result {
     // Isolation off: host memory asks the kernel for its page size.
     let flags = "-Zmiri-disable-isolation -Zmiri-ignore-leaks";
-    for (package, tests) in [
-        ("mooncake-core", &["--features", "testkit", "--lib"][..]),
+    let suites = [
+        // Eviction policies have no unsafe code, and their tests would take a minute there.
+        ("mooncake-core", &["--features", "testkit", "--lib", "--", "--skip", "evict::"][..]),
         ("mooncake-transport", &["--features", "testkit", "--lib", "--test", "conformance"]),
         ("mooncake-ipc", &["--lib"]),
         ("mooncake-metadata", &["--lib"]),
-    ] {
+    ];
+    // Miri keeps the folder of the clone that it ran in, and cargo takes its results for fresh in
+    // another clone.
+    let triple = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+    run::command("cargo", &["+nightly", "clean", "--quiet", "--target", &triple, "--target-dir"])
+        .args(&[&run::target_dir().join("miri").to_string_lossy()])
+        .args(&suites.map(|(package, _)| ["-p", package]).concat())
+        .run()?;
+    for (package, tests) in suites {
         step(&format!("miri {package}"));
         run::command("cargo", &["+nightly", "miri", "test", "-p", package])
             .args(tests)
@@ -221,19 +282,23 @@ fn ci() -> Result {
     debian::install_programs(suite::SERVERS, "the test of metadata directories")?;
     debian::install_library(suite::ROCKSDB, "the test of metadata directories in folders")?;
     suite::test(&[], true)?;
-    edges::run(&[])?;
+    let interleavings = aside::Aside::start(&["interleavings"])?;
+    // The virtual machine takes one processor, and the steps beside it mostly wait for their nodes.
+    // At a low priority, timeouts of its devices pass before it runs.
+    let rdma = aside::Aside::start_in_time(&["rdma-test", "--after-tests"])?;
+    edges::run(&[], true)?;
+    interleavings.finish()?;
+    let features = aside::Aside::start(&["features", "--sets"])?;
     python::memcheck()?;
-    miri.finish()?;
-    let features = aside::Aside::start(&["features"])?;
-    examples()?;
-    gpu::on_double()?;
-    let fuzz = aside::Aside::start(&["fuzz", "10"])?;
-    step("rdma");
-    rdma::test(&[], true)?;
-    network::test()?;
     step("interop");
-    interop::run()?;
+    interop::run(&[], false)?;
     mixed::test()?;
+    examples()?;
+    gpu::on_fake()?;
+    rdma.finish()?;
+    let fuzz = aside::Aside::start(&["fuzz", "5"])?;
+    network::test()?;
+    miri.finish()?;
     features.finish()?;
     fuzz.finish()
 }

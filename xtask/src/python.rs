@@ -25,6 +25,13 @@ pub(crate) fn test(rest: &[&str]) -> Result {
     tests(&python).args(rest).run()
 }
 
+/// Runs the soak of a whole cluster with these options.
+pub(crate) fn soak(options: &[&str]) -> Result {
+    let Some(python) = install()? else { return Ok(()) };
+    step("soak of a cluster");
+    command(&python, &["mooncake-python/benches/cluster_soak/soak.py"]).args(options).run()
+}
+
 /// Tests of the installed package, with the interpreter that [`install`] returned.
 fn tests(python: &str) -> Run {
     // Tests mostly wait, for leases and for processes; tests of one file share masters.
@@ -90,9 +97,7 @@ pub(crate) fn wheel() -> Result {
     environment(&fresh).run()?;
     let pip = ["install", "--quiet", "--disable-pip-version-check", &format!("{made}[test]")];
     command(&program(&fresh, "pip"), &pip).run()?;
-    let tests =
-        ["-m", "pytest", "-q", "tests/test_bytes.py", "tests/test_zero_copy.py", "tests/test_engine.py"];
-    command(&program(&fresh, "python"), &tests).dir("mooncake-python").run()?;
+    tests(&program(&fresh, "python")).run()?;
     println!("{made}");
     Ok(())
 }
@@ -106,27 +111,74 @@ pub(crate) fn install_torch() -> Result<Option<String>> {
     Ok(Some(python))
 }
 
+/// Builds the wheel for this machine and returns its path. Without a Python, prints so.
+pub(crate) fn build_wheel() -> Result<Option<String>> {
+    let Some(python) = install()? else { return Ok(None) };
+    step("wheel");
+    let folder = target_dir().join("wheels-of-tests");
+    // A wheel of an earlier build would be found, too.
+    let _ = std::fs::remove_dir_all(&folder);
+    let out = folder.to_string_lossy().into_owned();
+    let pip = ["-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps"];
+    command(&python, &pip)
+        .args(&["--wheel-dir", &out, "./mooncake-python"])
+        .env("CARGO_TARGET_DIR", &target_dir().to_string_lossy())
+        .run()?;
+    let made = std::fs::read_dir(&folder).map_err(|e| format!("{out}: {e}"))?.flatten().next();
+    Ok(Some(made.ok_or_else(|| format!("{out} has no wheel"))?.path().to_string_lossy().into_owned()))
+}
+
 /// Returns the programs that run this package and that of Mooncake C++ in one cluster, with their
-/// titles. Returns none without a Python.
-pub(crate) fn matrix(peer: &Path, programs: Programs) -> Result<Vec<(&'static str, Vec<String>)>> {
+/// titles. Returns none without a Python. `later` is the interpreter of Mooncake C++ 0.3.14. The
+/// second word of each is the path of its script.
+pub(crate) fn matrix(
+    peer: &Path,
+    later: Option<&Path>,
+    programs: Programs,
+    write_table: bool,
+) -> Result<Vec<(&'static str, Vec<String>)>> {
     let Some(python) = install()? else { return Ok(Vec::new()) };
     let peer = peer.to_string_lossy().into_owned();
-    share_packages(&python, &peer)?;
-    let words = |script: &str| {
+    let later = later.map(|later| later.to_string_lossy().into_owned());
+    for package in later.iter().chain([&peer]) {
+        share_packages(&python, package)?;
+    }
+    let script_of = |script: &str, peers: &[String]| {
         let script = root().join("mooncake-python/tests/peer").join(script).to_string_lossy().into_owned();
-        vec![python.clone(), script, python.clone(), peer.clone(), "--host".into(), "10.213.0.1".into()]
+        let mut words = vec![python.clone(), script, python.clone()];
+        words.extend_from_slice(peers);
+        words.extend(["--host", "10.213.0.1"].map(str::to_owned));
+        words
     };
+    let words = |script: &str| script_of(script, std::slice::from_ref(&peer));
+    let mut releases = vec![format!("0.3.13={peer}")];
+    releases.extend(later.iter().map(|later| format!("0.3.14={later}")));
     let mut tool = words("tool.py");
     tool.insert(2, programs.path("mooncake"));
-    Ok(vec![
+    let mut scripts = vec![
         ("two Python packages: what one writes the other reads", words("matrix.py")),
         ("messages: each package receives what the other sends", words("messages.py")),
         ("modules: structured objects, catalogue, layouts of weights", words("modules.py")),
-        ("objects on disks: either reads what the other has written there", words("disks.py")),
+        ("objects on disks: any reads what the others have written there", script_of("disks.py", &releases)),
         ("masters and clients: every response", words("cells.py")),
         ("shared clients beside full ones: every response", words("cells_light.py")),
         ("the command line beside either", tool),
-    ])
+    ];
+    if let Some(later) = later {
+        let table = root().join("docs/compatibility.md").to_string_lossy().into_owned();
+        let mut versions = script_of("versions.py", &releases);
+        versions.insert(2, programs.path("weight_calls"));
+        versions.extend(["--table".into(), table]);
+        versions.extend(write_table.then(|| "--write".to_owned()));
+        let mut cells = script_of("cells.py", std::slice::from_ref(&later));
+        cells.push("--later".into());
+        scripts.extend([
+            ("messages beside 0.3.14", script_of("messages.py", &[later])),
+            ("masters and clients beside 0.3.14: every response", cells),
+            ("three versions: masters and clients", versions),
+        ]);
+    }
+    Ok(scripts)
 }
 
 /// Lets Mooncake C++ use the numpy of this environment, and the torch if there is one; the

@@ -1,8 +1,8 @@
 //! `cargo xtask release`: checks of the crates before a release. CI leaves them out, because they
 //! build two further programs and every package once more.
 
-use crate::mixed;
 use crate::run::{Result, cargo, command, step, target_dir};
+use crate::{features, mixed};
 
 /// Programs that the checks install with cargo, and their versions.
 const DENY: (&str, &str) = ("cargo-deny", "0.20.2");
@@ -13,6 +13,7 @@ pub(crate) fn check() -> Result {
     step("dependencies");
     let deny = installed(DENY)?;
     command(&deny, &["deny", "check", "bans", "licenses", "sources"]).run()?;
+    features::check_each(false)?;
     step("packages");
     cargo(&["publish", "--workspace", "--dry-run"]).run()?;
     let (name, commit) = mixed::last_release()?;

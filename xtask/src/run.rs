@@ -104,6 +104,20 @@ impl Run {
         self.command.stdin(Stdio::null()).stdout(output).stderr(errors).spawn()
     }
 
+    /// Runs the program with nothing to read. Returns its output, followed by its errors, and
+    /// whether it succeeded.
+    pub(crate) fn captured(mut self) -> (String, Result) {
+        match self.command.stdin(Stdio::null()).output() {
+            Err(error) => (String::new(), Err(format!("cannot start `{}`: {error}", self.shown))),
+            Ok(output) => {
+                let said = [&output.stdout[..], &output.stderr].concat();
+                let failed = || Err(format!("`{}` failed: {}", self.shown, output.status));
+                let ended = if output.status.success() { Ok(()) } else { failed() };
+                (String::from_utf8_lossy(&said).into_owned(), ended)
+            }
+        }
+    }
+
     /// Runs the program and returns its output; its errors are shown.
     pub(crate) fn printed(mut self) -> Result<String> {
         self.command.stderr(Stdio::inherit());

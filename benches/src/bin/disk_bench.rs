@@ -101,8 +101,8 @@ fn ours(path: &Path, engine: EngineKind, load: Load, write: bool) -> Result<(f64
         };
         let transfer = [Transfer::new(segment.addr() + at, frame)];
         under_way.push_back(match write {
-            true => transfer::write(&disk, &disk.own(), transfer, None),
-            false => transfer::read(&disk, &disk.own(), transfer, None),
+            true => transfer::write(&disk, &disk.own_peer(), transfer, None),
+            false => transfer::read(&disk, &disk.own_peer(), transfer, None),
         });
     }
     while !under_way.is_empty() {

@@ -72,7 +72,7 @@ fn main() -> ExitCode {
 
 fn run(programs: &Programs, server: &Path, short: bool) -> Result<()> {
     let mut command = Command::new(server);
-    command.arg(format!("--port={METADATA_PORT}"));
+    command.arg("--host=127.0.0.1").arg(format!("--port={METADATA_PORT}"));
     let _server = Process::start(command, "the metadata server")?;
     wait_for_port(METADATA_PORT)?;
     let sides = match &programs.theirs {

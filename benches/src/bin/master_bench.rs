@@ -1,13 +1,13 @@
 //! Master without clients: calls per second and their latency, of this project and of Mooncake C++
 //! in turn in one run, under the same load generator, with the calls that both support. No object
 //! bytes are transferred. Run by `cargo xtask bench --master`. `--beside OPTION` compares with a
-//! second master of this project that is started with this option. `--calls PART`, at the end,
-//! measures the calls whose names contain a text.
+//! second master of this project that is started with this option, `--build MASTER` with a master
+//! of an earlier build. `--calls PART`, at the end, measures the calls whose names contain a text.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line tool prints to its terminal")]
 
 use std::borrow::Cow;
 use std::net::TcpStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -97,6 +97,9 @@ fn main() -> ExitCode {
         ["--master", master, "--beside", option] => {
             run(Path::new(master), Some(Other::Option((*option).to_owned())), calls)
         }
+        ["--master", master, "--build", other] => {
+            run(Path::new(master), Some(Other::Build(other.into())), calls)
+        }
         other => Err(format!("unknown arguments {other:?}; run `cargo xtask bench --master`")),
     };
     match outcome {
@@ -114,6 +117,8 @@ enum Other {
     Peer(Installation),
     /// Master of this project, started with one more option.
     Option(String),
+    /// Program of a master of this project.
+    Build(PathBuf),
 }
 
 impl Other {
@@ -121,6 +126,7 @@ impl Other {
         match self {
             Self::Peer(peer) => peer.master(THEIRS, None),
             Self::Option(option) => start(binary, THEIRS, Some(option)),
+            Self::Build(other) => start(other, THEIRS, None),
         }
     }
 }
@@ -140,7 +146,7 @@ fn run(binary: &Path, other: Option<Other>, calls: &str) -> Result<()> {
     let mut masters = vec![Side::new(&runtime, OURS, true)?];
     if let Some(other) = &other {
         wait_for(THEIRS)?;
-        masters.push(Side::new(&runtime, THEIRS, matches!(other, Other::Option(_)))?);
+        masters.push(Side::new(&runtime, THEIRS, !matches!(other, Other::Peer(_)))?);
     }
     let judged = matches!(other, Some(Other::Peer(_)));
     println!(
@@ -288,6 +294,7 @@ impl Side {
             endpoint: "127.0.0.1:14001".into(),
             protocol: "tcp".into(),
             host_id: String::new(),
+            locality: None,
         };
         let master = MasterClient::remote(self.address.clone(), RpcOptions::default());
         master.mount(self.client, &segment).await.map_err(|e| e.to_string())?;

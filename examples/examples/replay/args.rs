@@ -203,7 +203,7 @@ fn number(text: &str, is_valid: fn(f64) -> bool, expected: &str) -> Result<f64, 
 
 fn workload(name: &str) -> Result<Workload, String> {
     let names = || WORKLOADS.iter().map(|workload| workload.name).collect::<Vec<_>>().join(", ");
-    Workload::named(name).ok_or_else(|| format!("unknown workload `{name}`; use one of {}", names()))
+    Workload::by_name(name).ok_or_else(|| format!("unknown workload `{name}`; use one of {}", names()))
 }
 
 /// Parses `65536`, `64KiB`, `640MB`. Units are powers of 1024, as in the settings of Mooncake C++.

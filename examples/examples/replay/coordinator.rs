@@ -63,7 +63,7 @@ async fn replay(args: &Args) -> Result<bool, String> {
     if !args.blocks.is_empty() {
         return replay_sizes(args, &trace).await;
     }
-    has_room(args, &trace)?;
+    check_space(args, &trace)?;
     if !args.beside_memory {
         return Ok(replay_once(args, &trace).await?.good(args));
     }
@@ -102,7 +102,7 @@ async fn replay_sizes(args: &Args, trace: &Trace) -> Result<bool, String> {
             format!("cannot replay: memory is out of range. blocks={blocks} block_bytes={}", args.block_bytes)
         })?;
         let args = Args { capacity, speed: args.speed.or(Some(SPEED)), ..args.clone() };
-        has_room(&args, trace)?;
+        check_space(&args, trace)?;
         println!("--- {} blocks", grouped(blocks));
         let totals = replay_once(&args, trace).await?;
         let loss = Pace::of(&args, trace)?.loss(totals.killed_root);
@@ -272,7 +272,7 @@ pub(crate) fn load(args: &Args) -> Result<Trace, String> {
     Ok(trace)
 }
 
-fn has_room(args: &Args, trace: &Trace) -> Result<(), String> {
+fn check_space(args: &Args, trace: &Trace) -> Result<(), String> {
     let longest = trace.requests.iter().map(|r| r.ids.len()).max().unwrap_or(0) as u64;
     let of_each = args.capacity / u64::from(args.processes) / args.block_bytes;
     if of_each < longest {

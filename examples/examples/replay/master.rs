@@ -131,6 +131,7 @@ impl Members<'_> {
             endpoint: endpoint(number),
             protocol: "tcp".into(),
             host_id: endpoint(number),
+            locality: None,
         };
         self.master.mount(id(number), &segment)
     }
@@ -150,7 +151,7 @@ impl Members<'_> {
         let lost = lost.or(self.present.len().checked_sub(1));
         self.lost = lost.map(|at| self.present.remove(at));
         if let (Some(lost), Some(other)) = (self.lost, self.present.first()) {
-            self.master.doubt(id(*other), &endpoint(lost));
+            self.master.report_unreachable(id(*other), &endpoint(lost));
         }
     }
 

@@ -25,7 +25,7 @@ pub(crate) struct Outcome {
     /// Number of matched blocks that were gone when read: misses.
     pub(crate) lost: u64,
     /// Number of blocks without space.
-    pub(crate) no_room: u64,
+    pub(crate) out_of_space: u64,
     /// Number of blocks whose owner could not be reached.
     pub(crate) unreachable: u64,
     /// Number of blocks that owners of disks have read for it.
@@ -80,7 +80,7 @@ impl Totals {
             (&mut sum.put, one.put),
             (&mut sum.existed, one.existed),
             (&mut sum.lost, one.lost),
-            (&mut sum.no_room, one.no_room),
+            (&mut sum.out_of_space, one.out_of_space),
             (&mut sum.unreachable, one.unreachable),
             (&mut sum.from_disk, one.from_disk),
         ] {
@@ -139,7 +139,7 @@ impl Totals {
         row("puts", format!("{} blocks, {} of them present already", sum.put, sum.existed));
         row("of these from disks", format!("{} blocks", sum.from_disk));
         row("misses after match", sum.lost.to_string());
-        row("no space", sum.no_room.to_string());
+        row("no space", sum.out_of_space.to_string());
         row("owner unreachable", sum.unreachable.to_string());
         row(
             "payload moved",

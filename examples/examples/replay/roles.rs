@@ -176,7 +176,7 @@ fn disk(folder: &Path, blocks: u64, block_bytes: u64) -> OffloadConfig {
 
 /// Returns the options of one transport without a fallback.
 fn alone(protocol: &str) -> Result<TransportOptions, String> {
-    let options = TransportOptions::named(protocol).map_err(|e| e.to_string())?;
+    let options = TransportOptions::for_protocol(protocol).map_err(|e| e.to_string())?;
     Ok(match protocol {
         "shm" => options,
         "tcp" => options.without_shared_memory(),
@@ -302,7 +302,7 @@ impl Worker {
                     outcome.put += 1;
                     outcome.existed += 1;
                 }
-                Err(error) if error.kind() == ErrorKind::NoSpace => outcome.no_room += 1,
+                Err(error) if error.kind() == ErrorKind::NoSpace => outcome.out_of_space += 1,
                 Err(error) if error.kind() == ErrorKind::Unavailable => outcome.unreachable += 1,
                 Err(error) => outcome.failed("put", error),
             }),

@@ -8,11 +8,11 @@ use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
 
 use mooncake_core::{Error, Result};
-use mooncake_engine::AddressRequest;
-use mooncake_engine::addressed::foreign;
+use mooncake_engine::addressed::caller_memory;
 use mooncake_engine::transport_set;
+use mooncake_engine::{AddressRequest, TransportSet};
 use mooncake_transport::Opcode;
-use mooncake_transport::engine::EngineCode;
+use mooncake_transport::engine::{EngineCode, Target};
 use mooncake_transport::handshake::Notification;
 
 use super::engines::Engine;
@@ -102,8 +102,8 @@ pub unsafe extern "C" fn installTransport(
         if transport_set::serves(&descriptor, &name) {
             return Ok(engine);
         }
-        let there: Vec<&str> = descriptor.protocols.iter().map(|protocol| protocol.as_str()).collect();
-        Err(Error::invalid(format!("unknown transport {name:?}; use one of {}", there.join(", "))))
+        let available: Vec<&str> = descriptor.protocols.iter().map(|protocol| protocol.as_str()).collect();
+        Err(Error::invalid(format!("unknown transport {name:?}; use one of {}", available.join(", "))))
     })
 }
 
@@ -200,9 +200,9 @@ pub unsafe extern "C" fn registerLocalMemory(
             return engine.block_on(unsafe { engine.engine.register_raw(address, length) });
         }
         // SAFETY: promised by the caller; unregistering waits for the signal.
-        let (source, gone) = unsafe { foreign(address, length) }?;
+        let (source, signal) = unsafe { caller_memory(address, length) }?;
         let region = engine.engine.register_local(source)?;
-        engine.engine.regions().add(region, gone);
+        engine.engine.regions().add(region, signal);
         Ok(())
     })
 }
@@ -260,7 +260,8 @@ pub unsafe extern "C" fn unregisterLocalMemoryBatch(
 }
 
 /// Allocates a batch for up to `batch_size` requests. Returns `INVALID_BATCH` for an unknown
-/// engine.
+/// engine. `freeBatchID` frees the batch. Above 65,536 batches or 4,194,304 requests that are not
+/// freed, the oldest batches that have ended are dropped, and their numbers become unknown.
 #[unsafe(no_mangle)]
 pub extern "C" fn allocateBatchID(engine: transfer_engine_t, batch_size: usize) -> batch_id_t {
     guarded("allocateBatchID", INVALID_BATCH, || {
@@ -429,6 +430,15 @@ unsafe fn submit(
     let engine = Engine::find(engine.addr())?;
     // SAFETY: promised by the caller.
     let entries = unsafe { list(entries, count) }?;
+    let mut last: Option<(segment_id_t, Target<TransportSet>)> = None;
+    let mut target_of = |id: segment_id_t| match &last {
+        Some((known, target)) if *known == id => Ok(target.clone()),
+        _ => {
+            let target = engine.target(id.into())?;
+            last = Some((id, target.clone()));
+            Ok::<_, Error>(target)
+        }
+    };
     let requests = entries.iter().map(|entry| {
         Ok(AddressRequest {
             opcode: match entry.opcode {
@@ -437,7 +447,7 @@ unsafe fn submit(
                 other => return Err(Error::invalid(format!("invalid opcode: expected {OPCODE_READ} (read) or {OPCODE_WRITE} (write). opcode={other}"))),
             },
             local: entry.source.addr() as u64,
-            target: engine.target(entry.target_id.into())?,
+            target: target_of(entry.target_id)?,
             remote: entry.target_offset,
             len: usize::try_from(entry.length).map_err(|_| Error::invalid("length exceeds the address space"))?,
         })

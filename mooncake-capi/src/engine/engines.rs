@@ -1,5 +1,6 @@
 //! Engines of this process, by number.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use mooncake_core::{Error, ErrorCode, Result};
@@ -18,8 +19,8 @@ pub(crate) struct Engine {
     // Dropped first: no task outlives what it uses.
     runtime: Runtime,
     pub(crate) engine: TransferEngine,
-    /// Opened segments. The first is the engine's own.
-    segments: Mutex<Vec<Option<Target<TransportSet>>>>,
+    /// Names of the opened segments. The engine itself holds their connections.
+    segments: Mutex<Segments>,
 }
 
 impl Engine {
@@ -28,10 +29,10 @@ impl Engine {
         let runtime = Runtime::start("transfer-engine", 2)?;
         let mut builder = TransferEngine::builder().environment().metadata(metadata).name(name);
         if rdma_devices().is_ok_and(|devices| !devices.is_empty()) {
-            builder = builder.protocol("rdma").or_tcp();
+            builder = builder.protocol("rdma").allow_tcp_fallback();
         }
         let engine = runtime.block_on(builder.start())?;
-        Ok(ENGINES.add(Self { runtime, engine, segments: Mutex::new(vec![None]) }))
+        Ok(ENGINES.add(Self { runtime, engine, segments: Mutex::default() }))
     }
 
     /// Returns the engine of a number.
@@ -54,51 +55,37 @@ impl Engine {
         self.runtime.block_on(work)
     }
 
-    /// Returns the number of a segment, and opens it if it is not open yet. `again` forces a fresh
-    /// lookup.
-    pub(crate) fn open(&self, name: &str, again: bool) -> Result<i32> {
+    /// Returns the number of a segment, and opens it if it is not open yet. `refresh` forces a
+    /// fresh lookup.
+    pub(crate) fn open(&self, name: &str, refresh: bool) -> Result<i32> {
         let name = name.trim_start_matches('/');
         if name == self.engine.name() {
             return Ok(0);
         }
-        let known = |segments: &[Option<Target<TransportSet>>], name: &str| {
-            segments.iter().position(|target| target.as_ref().is_some_and(|target| target.name() == name))
-        };
-        if again {
+        if refresh {
             self.engine.forget(name);
-        } else if let Some(at) = known(&self.segments.lock(), name) {
+        } else if let Some(at) = self.segments.lock().number_of(name) {
             return number(at);
         }
         let target = self.block_on(self.engine.open(name))?;
         // The segment may be open under another form of the name: with or without a port, brackets
         // around an address.
-        let name = target.name().to_owned();
-        if name == self.engine.name() {
+        if target.name() == self.engine.name() {
             return Ok(0);
         }
-        let mut segments = self.segments.lock();
-        let at = known(&segments, &name).unwrap_or(segments.len());
-        if at == segments.len() {
-            segments.push(Some(target));
-        } else {
-            segments[at] = Some(target);
-        }
-        number(at)
+        number(self.segments.lock().add(target.name()))
     }
 
-    /// Returns the segment of a number.
+    /// Returns the segment of a number. The engine closes segments that are neither used nor
+    /// connected, so that the segment may be looked up again.
     pub(crate) fn target(&self, id: i64) -> Result<Target<TransportSet>> {
         let at = usize::try_from(id).ok();
-        let slot = at.and_then(|at| self.segments.lock().get(at).cloned());
-        match slot {
-            Some(Some(target)) => Ok(target),
+        let name = at.and_then(|at| self.segments.lock().name_of(at));
+        match name {
+            Some(name) => self.block_on(self.engine.open(&name)),
             // The engine's own segment is opened when it is first needed, so that it contains the
             // memory registered by then.
-            Some(None) => {
-                let target = self.block_on(self.engine.open(self.engine.name()))?;
-                self.segments.lock()[0] = Some(target.clone());
-                Ok(target)
-            }
+            None if id == 0 => self.block_on(self.engine.open(self.engine.name())),
             None => Err(Error::new(ErrorCode::InvalidParams, format!("unknown segment {id}; open it first"))
                 .with_engine_code(EngineCode::InvalidArgument)),
         }
@@ -106,13 +93,42 @@ impl Engine {
 
     /// Refreshes the descriptors of all opened segments. Returns the first failure.
     pub(crate) fn sync(&self) -> Result<()> {
-        let names: Vec<String> =
-            self.segments.lock().iter().flatten().map(|target| target.name().to_owned()).collect();
+        let names = self.segments.lock().by_number.clone();
         let mut first = Ok(());
-        for name in names.iter().filter(|name| *name != self.engine.name()) {
-            first = first.and(self.open(name, true).map(drop));
+        for name in names {
+            first = first.and(self.open(&name, true).map(drop));
         }
         first
+    }
+}
+
+/// Names of the opened segments. The number of a name is never reused; 0 is the engine's own
+/// segment.
+#[derive(Default)]
+struct Segments {
+    /// Names of the numbers from 1 on.
+    by_number: Vec<Arc<str>>,
+    by_name: HashMap<Arc<str>, usize>,
+}
+
+impl Segments {
+    fn number_of(&self, name: &str) -> Option<usize> {
+        self.by_name.get(name).copied()
+    }
+
+    fn name_of(&self, number: usize) -> Option<Arc<str>> {
+        self.by_number.get(number.checked_sub(1)?).cloned()
+    }
+
+    /// Returns the number of a name, which gets one if it has none.
+    fn add(&mut self, name: &str) -> usize {
+        if let Some(number) = self.number_of(name) {
+            return number;
+        }
+        let name: Arc<str> = name.into();
+        self.by_number.push(name.clone());
+        self.by_name.insert(name, self.by_number.len());
+        self.by_number.len()
     }
 }
 

@@ -139,8 +139,8 @@ pub unsafe extern "C" fn mooncake_store_put(
 }
 
 /// Stores a value like `mooncake_store_put`, straight from this memory. Memory that is not
-/// registered is accepted where the transport needs no registration, as over TCP. For an empty
-/// value, nothing is stored and 0 is returned.
+/// registered is accepted where the transport needs no registration, as over TCP. An empty value is
+/// refused with -600.
 ///
 /// # Safety
 /// There are `size` readable bytes at `buffer`. The strings end with a zero byte.
@@ -156,9 +156,6 @@ pub unsafe extern "C" fn mooncake_store_put_from(
         let session = store.session()?;
         // SAFETY: promised by the caller.
         let (key, range, config) = unsafe { (bytes(key)?, range(buffer, size)?, options(config)?) };
-        if size == 0 {
-            return Ok(0);
-        }
         // SAFETY: promised by the caller.
         let stored = unsafe { write_from(store, session, Operation::PutFrom, vec![(key, range)], config) }?;
         single(stored).map(|()| 0)
@@ -208,7 +205,7 @@ pub unsafe extern "C" fn mooncake_store_get_into(
     buffer: *mut c_void,
     size: usize,
 ) -> i64 {
-    answer("mooncake_store_get_into", store, |store| {
+    run_call("mooncake_store_get_into", store, |store| {
         let session = store.session()?;
         // SAFETY: promised by the caller.
         let item = unsafe { (bytes(key)?, range(buffer, size)?) };
@@ -289,7 +286,7 @@ pub unsafe extern "C" fn mooncake_store_batch_is_exist(
 /// The key ends with a zero byte.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mooncake_store_get_size(store: mooncake_store_t, key: *const c_char) -> i64 {
-    answer("mooncake_store_get_size", store, |store| {
+    run_call("mooncake_store_get_size", store, |store| {
         // SAFETY: promised by the caller.
         let key = unsafe { bytes(key) }?;
         let size = store.wait(store.session()?.client.size(key))?;
@@ -356,7 +353,7 @@ pub unsafe extern "C" fn mooncake_store_remove_by_regex(
     pattern: *const c_char,
     force: c_int,
 ) -> i64 {
-    answer("mooncake_store_remove_by_regex", store, |store| {
+    run_call("mooncake_store_remove_by_regex", store, |store| {
         if pattern.is_null() {
             return Err(null("pattern"));
         }
@@ -369,7 +366,7 @@ pub unsafe extern "C" fn mooncake_store_remove_by_regex(
 /// Removes every key. Returns their number, or a negative code. Keys in use stay.
 #[unsafe(no_mangle)]
 pub extern "C" fn mooncake_store_remove_all(store: mooncake_store_t, force: c_int) -> i64 {
-    answer("mooncake_store_remove_all", store, |store| {
+    run_call("mooncake_store_remove_all", store, |store| {
         store.wait(store.session()?.client.remove_all(force != 0)).map(length)
     })
 }
@@ -430,7 +427,7 @@ pub unsafe extern "C" fn mooncake_store_find_prefix(
         // SAFETY: promised by the caller.
         unsafe { prefix_out.write(ptr::null_mut()) };
     }
-    answer("mooncake_store_find_prefix", store, |store| {
+    run_call("mooncake_store_find_prefix", store, |store| {
         let client = &store.session()?.client;
         // SAFETY: promised by the caller.
         let keys = unsafe { key_list(keys, count) }?;
@@ -439,7 +436,7 @@ pub unsafe extern "C" fn mooncake_store_find_prefix(
         }
         let lists = store.wait(client.list_prefix(&keys))?;
         // SAFETY: promised by the caller.
-        unsafe { prefix_out.write(prefix::lend(&lists)) };
+        unsafe { prefix_out.write(prefix::into_raw(&lists)) };
         Ok(length(lists.len() as u64))
     })
 }
@@ -494,13 +491,13 @@ unsafe fn read_into(
 }
 
 /// Runs a call on a store that returns a number, or the code of its error.
-fn answer(name: &str, store: mooncake_store_t, work: impl FnOnce(&Store) -> Result<i64>) -> i64 {
+fn run_call(name: &str, store: mooncake_store_t, work: impl FnOnce(&Store) -> Result<i64>) -> i64 {
     number(name, || if store.is_null() { Err(null("store")) } else { Store::call(store.addr(), work) })
 }
 
-/// Runs a call like [`answer`], whose numbers are small.
+/// Runs a call like [`run_call`], whose numbers are small.
 fn code(name: &str, store: mooncake_store_t, work: impl FnOnce(&Store) -> Result<i64>) -> c_int {
-    narrow(answer(name, store, work))
+    narrow(run_call(name, store, work))
 }
 
 fn number(name: &str, work: impl FnOnce() -> Result<i64>) -> i64 {
@@ -547,8 +544,8 @@ fn single<T>(mut outcomes: Vec<Result<T>>) -> Result<T> {
 }
 
 /// Returns the error of a missing argument. Its code is -1, as in Mooncake C++.
-fn null(what: &str) -> Error {
-    Error::internal(format!("invalid argument: {what} is NULL or empty"))
+fn null(argument: &str) -> Error {
+    Error::internal(format!("invalid argument: {argument} is NULL or empty"))
 }
 
 /// Returns the string, or `default` for NULL.
@@ -599,9 +596,9 @@ fn range(buffer: *mut c_void, len: usize) -> Result<(u64, usize)> {
 ///
 /// # Safety
 /// There are that many entries at `from`, or it is NULL.
-unsafe fn entries<'a, T>(what: &str, from: *const T, count: usize) -> Result<&'a [T]> {
+unsafe fn entries<'a, T>(argument: &str, from: *const T, count: usize) -> Result<&'a [T]> {
     if from.is_null() {
-        return Err(null(what));
+        return Err(null(argument));
     }
     if count > MOONCAKE_STORE_MAX_BATCH {
         return Err(Error::invalid(format!(

@@ -12,8 +12,8 @@ use super::types::{
     MOONCAKE_REPLICA_NOF_SSD, mooncake_object, mooncake_prefix, mooncake_replica,
 };
 
-/// Prefixes that were lent and not freed yet, by address.
-static LENT: Mutex<BTreeMap<usize, Prefix>> = Mutex::new(BTreeMap::new());
+/// Prefixes that were returned and not freed yet, by address.
+static PREFIXES: Mutex<BTreeMap<usize, Prefix>> = Mutex::new(BTreeMap::new());
 
 /// Prefix with all that it points to.
 struct Prefix {
@@ -34,16 +34,16 @@ struct Texts(HashMap<String, CString>);
 impl Texts {
     /// Returns the address of a copy. The bytes behind a zero byte are lost.
     fn add(&mut self, text: &str) -> *const c_char {
-        if let Some(known) = self.0.get(text) {
-            return known.as_ptr();
+        if let Some(copy) = self.0.get(text) {
+            return copy.as_ptr();
         }
         let copy = CString::new(text.split('\0').next().unwrap_or_default()).unwrap_or_default();
         self.0.entry(text.to_owned()).or_insert(copy).as_ptr()
     }
 }
 
-fn replica(of: &Replica, texts: &mut Texts) -> mooncake_replica {
-    let (kind, endpoint, protocol, address) = match &of.location {
+fn replica(source: &Replica, texts: &mut Texts) -> mooncake_replica {
+    let (kind, endpoint, protocol, address) = match &source.location {
         ReplicaLocation::Memory(at) => (MOONCAKE_REPLICA_MEMORY, &at.endpoint, &*at.protocol, at.address),
         ReplicaLocation::NofSsd(at) => (MOONCAKE_REPLICA_NOF_SSD, &at.endpoint, &*at.protocol, at.address),
         ReplicaLocation::Disk { path, .. } => (MOONCAKE_REPLICA_DISK, path, "", 0),
@@ -55,37 +55,37 @@ fn replica(of: &Replica, texts: &mut Texts) -> mooncake_replica {
         endpoint: texts.add(endpoint),
         protocol: texts.add(protocol),
         address,
-        length: of.location.size(),
+        length: source.location.size(),
     }
 }
 
-/// Lends a prefix to the program, until [`free`].
-pub(super) fn lend(lists: &[ReplicaList]) -> *mut mooncake_prefix {
+/// Returns a prefix to the program, which keeps it until [`free`].
+pub(super) fn into_raw(lists: &[ReplicaList]) -> *mut mooncake_prefix {
     let mut texts = Texts::default();
-    let of_all = lists.iter().flat_map(|list| &list.replicas);
-    let replicas: Vec<mooncake_replica> = of_all.map(|one| replica(one, &mut texts)).collect();
-    let mut rest = &replicas[..];
+    let all_replicas = lists.iter().flat_map(|list| &list.replicas);
+    let replicas: Vec<mooncake_replica> = all_replicas.map(|source| replica(source, &mut texts)).collect();
+    let mut remaining = &replicas[..];
     let object = |list: &ReplicaList| {
-        let (own, others) = rest.split_at(list.replicas.len());
-        rest = others;
+        let (own_replicas, following) = remaining.split_at(list.replicas.len());
+        remaining = following;
         mooncake_object {
             lease_ms: u64::try_from(list.lease.as_millis()).unwrap_or(u64::MAX),
-            replicas: own.as_ptr(),
-            replica_count: own.len(),
+            replicas: own_replicas.as_ptr(),
+            replica_count: own_replicas.len(),
         }
     };
     let objects: Vec<mooncake_object> = lists.iter().map(object).collect();
     let mut root = vec![mooncake_prefix { objects: objects.as_ptr(), count: objects.len() }];
-    let lent = root.as_mut_ptr();
+    let pointer = root.as_mut_ptr();
     let prefix = Prefix { _root: root, _objects: objects, _replicas: replicas, _texts: texts };
-    LENT.lock().insert(lent.addr(), prefix);
-    lent
+    PREFIXES.lock().insert(pointer.addr(), prefix);
+    pointer
 }
 
 /// Frees a prefix.
-pub(super) fn free(lent: *mut mooncake_prefix) -> Result<()> {
-    let known = LENT.lock().remove(&lent.addr());
-    known.map(drop).ok_or_else(|| {
-        Error::invalid(format!("cannot free prefix {lent:p}: it was freed already, or never returned"))
+pub(super) fn free(pointer: *mut mooncake_prefix) -> Result<()> {
+    let prefix = PREFIXES.lock().remove(&pointer.addr());
+    prefix.map(drop).ok_or_else(|| {
+        Error::invalid(format!("cannot free prefix {pointer:p}: it was freed already, or never returned"))
     })
 }

@@ -6,7 +6,7 @@ use mooncake_client::local::{CallMemory, StoreClient};
 use mooncake_client::{Client, ClientEnvironment, StoreSetup};
 use mooncake_core::{Error, Result};
 use mooncake_engine::TransportSet;
-use mooncake_engine::addressed::{Regions, foreign};
+use mooncake_engine::addressed::{Regions, caller_memory};
 use mooncake_transport::wait_inline;
 use parking_lot::{Mutex, RwLock};
 
@@ -112,11 +112,11 @@ impl Session {
     /// Registers memory of the program.
     ///
     /// # Safety
-    /// The conditions of [`foreign`] hold until the memory is unregistered.
+    /// The conditions of [`caller_memory`] hold until the memory is unregistered.
     pub(super) unsafe fn register(&self, address: u64, len: usize) -> Result<()> {
         // SAFETY: promised by the caller; unregistering waits for the signal.
-        let (memory, gone) = unsafe { foreign(address, len) }?;
-        self.regions.add(self.full.memory().register(memory)?, gone);
+        let (memory, signal) = unsafe { caller_memory(address, len) }?;
+        self.regions.add(self.full.memory().register(memory)?, signal);
         Ok(())
     }
 }

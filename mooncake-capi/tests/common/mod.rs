@@ -5,21 +5,21 @@ use std::process::Command;
 
 /// Returns the library that was built with this test.
 pub(crate) fn library() -> PathBuf {
-    let here = std::env::current_exe().unwrap();
-    let folders = here.ancestors().skip(1).take(2);
-    let found = folders.map(|folder| folder.join("libtransfer_engine.so")).find(|library| library.exists());
-    found.expect("cargo builds the library before its tests")
+    let executable = std::env::current_exe().unwrap();
+    let folders = executable.ancestors().skip(1).take(2);
+    let library = folders.map(|folder| folder.join("libtransfer_engine.so")).find(|library| library.exists());
+    library.expect("cargo builds the library before its tests")
 }
 
 /// Compiles a program of `tests`, and links it with a library of this name in a folder. Returns its
 /// path, or `None` without a compiler.
 pub(crate) fn compile(source: &str, name: &str, library: &Path, into: &Path) -> Option<PathBuf> {
     let program = into.join(Path::new(source).with_extension(""));
-    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let manifest_dir = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut cc = Command::new(std::env::var("CC").unwrap_or_else(|_| "cc".into()));
     cc.args(["-std=c99", "-D_POSIX_C_SOURCE=200809L", "-pthread", "-Wall", "-Wextra", "-Werror", "-o"])
         .arg(&program);
-    cc.arg("-I").arg(here.join("include")).arg(here.join("tests").join(source));
+    cc.arg("-I").arg(manifest_dir.join("include")).arg(manifest_dir.join("tests").join(source));
     cc.arg("-L").arg(library).arg(format!("-l{name}")).arg("-ldl");
     cc.arg(format!("-Wl,-rpath,{}", library.display()));
     match cc.output() {

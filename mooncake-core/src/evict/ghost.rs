@@ -83,8 +83,8 @@ mod tests {
         let mut ghost = Ghost::new();
         (0..10_000).for_each(|n| ghost.remember(fingerprint(n.into()), n, 100));
         assert!((0..9_000).all(|n| ghost.recall(fingerprint(n)).is_none()), "the table holds few others");
-        let kept = (9_900..10_000).filter(|&n| ghost.recall(fingerprint(n.into())) == Some(n)).count();
-        assert!(kept >= 95, "{kept}");
+        let recalled = (9_900..10_000).filter(|&n| ghost.recall(fingerprint(n.into())) == Some(n)).count();
+        assert!(recalled >= 95, "{recalled}");
         assert!(
             (9_900..10_000).all(|n| ghost.recall(fingerprint(n)).is_none()),
             "an object is recalled only once"

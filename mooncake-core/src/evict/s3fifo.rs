@@ -44,7 +44,7 @@ pub struct S3Fifo {
     bytes: [u128; 2],
     ghost: Ghost,
     /// Number of objects remembered so far.
-    gone: u32,
+    remembered: u32,
     /// Number of calls of `evict` so far.
     round: u64,
 }
@@ -74,7 +74,7 @@ impl EvictionPolicy for S3Fifo {
             slots: Vec::new(),
             bytes: [0; 2],
             ghost: Ghost::new(),
-            gone: 0,
+            remembered: 0,
             round: 0,
         }
     }
@@ -138,8 +138,9 @@ impl S3Fifo {
         if self.rings.contains(slot) {
             return self.touch(slot);
         }
-        let gone_at = if print == 0 { None } else { self.ghost.recall(print) };
-        let known = gone_at.is_some_and(|at| (self.gone.wrapping_sub(at) as usize) < self.ghost_limit());
+        let evicted_at = if print == 0 { None } else { self.ghost.recall(print) };
+        let known =
+            evicted_at.is_some_and(|at| (self.remembered.wrapping_sub(at) as usize) < self.ghost_limit());
         let ring = if known { MAIN } else { SMALL };
         self.rings.push(ring, slot);
         self.bytes[ring] += u128::from(bytes);
@@ -183,8 +184,8 @@ impl S3Fifo {
         let print = self.slots[slot.index()].print;
         let limit = self.ghost_limit();
         if ring == SMALL && print != 0 && limit != 0 {
-            self.gone = self.gone.wrapping_add(1);
-            self.ghost.remember(print, self.gone, limit);
+            self.remembered = self.remembered.wrapping_add(1);
+            self.ghost.remember(print, self.remembered, limit);
         }
     }
 

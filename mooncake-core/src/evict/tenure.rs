@@ -41,7 +41,7 @@ pub struct Tenure {
     memory: u64,
     rings: Rings<2>,
     /// State of each slot; meaningful while the slot is in a ring.
-    seats: Vec<Seat>,
+    states: Vec<SlotState>,
     ghost: Ghost,
     now: u64,
     /// Time for which the last evicted new object had been unused; 0 before there was one.
@@ -53,7 +53,7 @@ const NEW: usize = 0;
 const TENURED: usize = 1;
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Seat {
+struct SlotState {
     used: u64,
     /// Fingerprint of the key, 0 if unknown.
     print: u32,
@@ -68,7 +68,7 @@ impl EvictionPolicy for Tenure {
             patience: config.patience.clamp(1, 16).into(),
             memory: config.memory.into(),
             rings: Rings::new(slots),
-            seats: Vec::new(),
+            states: Vec::new(),
             ghost: Ghost::new(),
             now: 0,
             life: 0,
@@ -83,7 +83,7 @@ impl EvictionPolicy for Tenure {
     fn touch(&mut self, slot: SlotId) {
         if self.rings.contains(slot) {
             let print = self.leave(slot).print;
-            self.take_seat(TENURED, slot, print);
+            self.push(TENURED, slot, print);
         }
     }
 
@@ -96,22 +96,22 @@ impl EvictionPolicy for Tenure {
     fn evict(&mut self, allowed: &mut dyn FnMut(SlotId) -> bool) -> Option<SlotId> {
         let oldest = |ring, allowed: &mut dyn FnMut(SlotId) -> bool| {
             let slot = self.rings.oldest_of(ring, allowed)?;
-            Some((self.counts_since(ring, self.seats[slot.index()].used), slot))
+            Some((self.counts_since(ring, self.states[slot.index()].used), slot))
         };
         let tenured = oldest(TENURED, allowed);
         let (since, victim) = match (oldest(NEW, allowed), tenured) {
             (Some(new), Some(tenured)) => new.min(tenured),
             (new, tenured) => new.or(tenured)?,
         };
-        let seat = self.leave(victim);
-        if usize::from(seat.ring) == NEW {
-            self.life = self.now.saturating_sub(seat.used).max(1);
+        let state = self.leave(victim);
+        if usize::from(state.ring) == NEW {
+            self.life = self.now.saturating_sub(state.used).max(1);
         }
         self.victim_since = since;
-        if seat.print != 0 && self.memory != 0 {
+        if state.print != 0 && self.memory != 0 {
             // The time in the table wraps around. An entry that old has been overwritten long
             // before, or costs a wrong guess.
-            self.ghost.remember(seat.print, self.now as u32, self.rings.len(NEW) / 2 + 1);
+            self.ghost.remember(state.print, self.now as u32, self.rings.len(NEW) / 2 + 1);
         }
         Some(victim)
     }
@@ -140,25 +140,25 @@ impl Tenure {
         if self.rings.contains(slot) {
             return self.touch(slot);
         }
-        let gone_at = if print == 0 { None } else { self.ghost.recall(print) };
-        let gone_for = gone_at.map(|at| u64::from((self.now as u32).wrapping_sub(at)));
-        let known = gone_for.is_some_and(|time| time <= self.memory * self.life);
-        self.take_seat(if known { TENURED } else { NEW }, slot, print);
+        let evicted_at = if print == 0 { None } else { self.ghost.recall(print) };
+        let since_eviction = evicted_at.map(|at| u64::from((self.now as u32).wrapping_sub(at)));
+        let known = since_eviction.is_some_and(|time| time <= self.memory * self.life);
+        self.push(if known { TENURED } else { NEW }, slot, print);
     }
 
-    fn take_seat(&mut self, ring: usize, slot: SlotId, print: u32) {
+    fn push(&mut self, ring: usize, slot: SlotId, print: u32) {
         self.now += 1;
         self.rings.push(ring, slot);
-        if slot.index() >= self.seats.len() {
-            self.seats.resize(slot.index() + 1, Seat::default());
+        if slot.index() >= self.states.len() {
+            self.states.resize(slot.index() + 1, SlotState::default());
         }
-        self.seats[slot.index()] = Seat { used: self.now, print, ring: ring as u8 };
+        self.states[slot.index()] = SlotState { used: self.now, print, ring: ring as u8 };
     }
 
-    fn leave(&mut self, slot: SlotId) -> Seat {
-        let seat = self.seats[slot.index()];
-        self.rings.unlink(seat.ring.into(), slot);
-        seat
+    fn leave(&mut self, slot: SlotId) -> SlotState {
+        let state = self.states[slot.index()];
+        self.rings.unlink(state.ring.into(), slot);
+        state
     }
 
     /// Returns the last use of a new object that would be evicted at the same time.

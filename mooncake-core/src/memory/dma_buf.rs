@@ -118,11 +118,11 @@ mod tests {
         assert_eq!((offset(at + 0x1fff, 2), offset(at + 0x2fff, 1)), (Some(0x11fff), Some(0x50fff)));
         drop(over);
         assert_eq!(offset(at + 0x2fff, 1), Some(0x12fff), "listed as before");
-        let kept = dma_buf(span(at, 1)).unwrap();
+        let retained = dma_buf(span(at, 1)).unwrap();
         drop(listed);
         assert_eq!((offset(at, 1), offset(at + 0x3000, 1)), (None, Some(0)));
         assert!(
-            kept.as_fd().try_clone_to_owned().is_ok(),
+            retained.as_fd().try_clone_to_owned().is_ok(),
             "the descriptor stays open while somebody may use it"
         );
         drop(beside);

@@ -9,6 +9,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::ptr::NonNull;
 
+use super::page::page_size;
+use super::reserve::{cannot_map, fill, is_commit_strict, populate};
 use super::shared::{SharedMapping, page_of};
 use super::{Location, MemorySource, MemorySpan};
 use crate::error::{Error, ErrorCode, Result};
@@ -86,34 +88,49 @@ impl HostMemory {
         Self::with(len, &HostMemoryOptions::default())
     }
 
-    /// Allocates `len` bytes with options.
+    /// Allocates `len` bytes with options. Huge pages are allocated at once, ordinary pages at
+    /// their first use.
     ///
     /// # Errors
     ///
     /// The message names the cause: too little memory, no reserved huge pages, no such NUMA node.
     pub fn with(len: usize, options: &HostMemoryOptions) -> Result<Self> {
-        let mapped = round_up(len, options.huge_pages.page())?;
+        let page = options.huge_pages.page();
+        let mapped = round_up(len, page)?;
+        let huge = options.huge_pages != HugePages::Off;
         let file =
             options.shared.as_deref().map(|name| memfd(name, mapped, options.huge_pages)).transpose()?;
         let mut flags = match &file {
             Some(_) => libc::MAP_SHARED,
             // Miri knows only mappings without further flags.
             None if cfg!(miri) => libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+            // The kernel reserves huge pages for the mapping, and refuses it if it has too few.
+            None if huge && !is_planted("unreserved-huge-pages") => libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
             None => libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
         };
-        if options.huge_pages != HugePages::Off && file.is_none() {
+        if huge && file.is_none() {
             flags |= libc::MAP_HUGETLB | (options.huge_pages.log2() << libc::MAP_HUGE_SHIFT);
         }
         let ptr = map(mapped, flags, file.as_ref().map(|f| f.as_fd()), 0)
-            .map_err(|e| cannot_map(mapped, options.huge_pages.page(), e))?;
+            .map_err(|e| cannot_map(mapped, page, e))?;
         let mut memory = Self { ptr, len, mapped, location: Location::Any, shared: None, alone: None };
-        if options.huge_pages == HugePages::Off && !cfg!(miri) {
+        if !huge && !cfg!(miri) {
             // SAFETY: the range is the new mapping; advice changes no contents. A failure costs
             // only speed.
             unsafe { libc::madvise(ptr.as_ptr().cast(), mapped, libc::MADV_HUGEPAGE) };
         }
         if let Some(node) = options.numa_node {
             memory.bind(node)?;
+        }
+        // A reservation is not enough: the pages may all lie on another NUMA node, or the control
+        // group may not have them.
+        match &file {
+            Some(file) if huge || is_commit_strict() => {
+                fill(&file.try_clone().map_err(Error::from)?.into(), 0, mapped, page)?;
+            }
+            // SAFETY: the range is the new mapping, which has no other user yet.
+            None if huge && !is_planted("unreserved-huge-pages") => unsafe { populate(ptr, mapped, page) }?,
+            _ => {}
         }
         if let Some(file) = file {
             let whole = MemorySpan { location: memory.location, ..MemorySpan::new(ptr, mapped) };
@@ -141,10 +158,24 @@ impl HostMemory {
         }
         let start = libc::off_t::try_from(offset)
             .map_err(|_| Error::invalid(format!("cannot map file: offset is too large. offset={offset}")))?;
-        let mapped = round_up(len, page_size())?;
-        let ptr = map(mapped, libc::MAP_SHARED, Some(file.as_fd()), start)
-            .map_err(|e| cannot_map(len, page_size(), e))?;
+        let page = usize::try_from(page_of(file)?).unwrap_or(usize::MAX);
+        let mapped = round_up(len, page)?;
+        let ptr =
+            map(mapped, libc::MAP_SHARED, Some(file.as_fd()), start).map_err(|e| cannot_map(len, page, e))?;
         Ok(Self { ptr, len, mapped, location: Location::Any, shared: None, alone: None })
+    }
+
+    /// Maps a part of a file as [`map_file`](Self::map_file) does, and allocates the pages of the
+    /// part, so that no later access ends the process.
+    ///
+    /// # Errors
+    ///
+    /// Returns `FILE_WRITE_FAIL` if the file system is full or cannot allocate space in advance,
+    /// `BUFFER_OVERFLOW` for too little memory, and the errors of [`map_file`](Self::map_file).
+    pub fn map_filled(file: &File, offset: u64, len: usize) -> Result<Self> {
+        let memory = Self::map_file(file, offset, len)?;
+        fill(file, offset, len, usize::try_from(page_of(file)?).unwrap_or(usize::MAX))?;
+        Ok(memory)
     }
 
     /// Maps a file as [`map_file`](Self::map_file) does, and lists it for
@@ -167,7 +198,8 @@ impl HostMemory {
     /// # Errors
     ///
     /// The message names the cause: another process holds the file (`FILE_LOCK_FAIL`), too little
-    /// memory, too few huge pages, no such NUMA node.
+    /// memory, too few huge pages (`BUFFER_OVERFLOW`), a full file system (`FILE_WRITE_FAIL`), no
+    /// such NUMA node.
     pub fn map_alone(file: File, len: usize, numa_node: Option<u32>) -> Result<Self> {
         lock_alone(&file)?;
         let page = usize::try_from(page_of(&file)?).unwrap_or(usize::MAX);
@@ -179,7 +211,7 @@ impl HostMemory {
             memory.bind(node)?;
         }
         if let Some(file) = &memory.alone {
-            fill(file, mapped, page)?;
+            fill(file, 0, mapped, page)?;
         }
         Ok(memory)
     }
@@ -367,18 +399,6 @@ fn holder_in(line: &str, file: &str) -> Option<u32> {
     }
 }
 
-/// Allocates the pages of a file up to a length. Otherwise a later page without memory would end
-/// the process.
-fn fill(file: &File, len: usize, page: usize) -> Result<()> {
-    let end = libc::off_t::try_from(len)
-        .map_err(|_| Error::invalid("cannot allocate file pages: file is too long"))?;
-    // SAFETY: the arguments are plain numbers.
-    if unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, end) } == 0 {
-        return Ok(());
-    }
-    Err(cannot_map(len, page, io::Error::last_os_error()))
-}
-
 /// Address range that holds nothing and that no other mapping can take.
 #[derive(Debug)]
 pub struct AddressHole {
@@ -458,6 +478,11 @@ fn memfd(name: &str, len: usize, huge: HugePages) -> Result<OwnedFd> {
     }
     // SAFETY: the descriptor is new and has no other owner.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    // Other users have no path to the file. The permissions say so, too.
+    // SAFETY: the arguments are plain numbers.
+    if unsafe { libc::fchmod(fd.as_raw_fd(), 0o600) } != 0 {
+        return Err(Error::from(io::Error::last_os_error()).context("permissions of a memfd"));
+    }
     File::from(fd.try_clone()?).set_len(len as u64)?;
     let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
     // SAFETY: the arguments are plain numbers.
@@ -467,29 +492,6 @@ fn memfd(name: &str, len: usize, huge: HugePages) -> Result<OwnedFd> {
     Ok(fd)
 }
 
-fn cannot_map(len: usize, page: usize, error: io::Error) -> Error {
-    let hint = if page > page_size() { about_huge_pages(len, page) } else { String::new() };
-    Error::new(ErrorCode::BufferOverflow, format!("cannot map {len} bytes of memory: {error}{hint}"))
-        .with_source(error)
-}
-
-/// Describes how many huge pages exist and are free, for an error message.
-fn about_huge_pages(len: usize, page: usize) -> String {
-    let (wanted, size) = (len.div_ceil(page), page >> 10);
-    let place = format!("/sys/kernel/mm/hugepages/hugepages-{size}kB");
-    match std::fs::read_to_string(format!("{place}/free_hugepages")) {
-        Ok(free) => {
-            let free = free.trim();
-            format!(
-                " (needs {wanted} huge pages of {size} KiB, {free} are free; reserve more in {place}/nr_hugepages)"
-            )
-        }
-        Err(_) => {
-            format!(" (needs {wanted} huge pages of {size} KiB; the kernel has no huge pages of that size)")
-        }
-    }
-}
-
 fn round_up(len: usize, page: usize) -> Result<usize> {
     if len == 0 {
         return Err(Error::invalid("cannot allocate memory of zero bytes"));
@@ -497,12 +499,6 @@ fn round_up(len: usize, page: usize) -> Result<usize> {
     len.checked_next_multiple_of(page).filter(|&n| isize::try_from(n).is_ok()).ok_or_else(|| {
         Error::invalid(format!("cannot allocate memory: {len} bytes exceed the address space"))
     })
-}
-
-fn page_size() -> usize {
-    // SAFETY: a query without pointer arguments.
-    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-    usize::try_from(size).unwrap_or(4096)
 }
 
 #[cfg(test)]

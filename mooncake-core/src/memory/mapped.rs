@@ -83,10 +83,10 @@ impl MappingQuery {
     const WRITABLE: u64 = 2;
 }
 
-/// Asks for each mapping of the range, which takes microseconds however many mappings the process
-/// has. Returns `None` if the kernel cannot be asked.
+/// Queries each mapping of the range, which takes microseconds however many mappings the process
+/// has. Returns `None` if the kernel does not support the query.
 fn by_queries(list: &File, range: Range<u64>) -> Option<Mapped> {
-    let mut cannot_be_asked = false;
+    let mut is_unsupported = false;
     let mapped = by_mappings(range, |address| {
         let mut query = MappingQuery { size: MappingQuery::SIZE as u64, address, ..Default::default() };
         #[allow(unsafe_code)]
@@ -94,7 +94,7 @@ fn by_queries(list: &File, range: Range<u64>) -> Option<Mapped> {
         let rc = unsafe { libc::ioctl(list.as_raw_fd(), MappingQuery::NUMBER as _, &raw mut query) };
         if rc != 0 {
             // Other errors say that the kernel does not know the request.
-            cannot_be_asked = io::Error::last_os_error().raw_os_error() != Some(libc::ENOENT);
+            is_unsupported = io::Error::last_os_error().raw_os_error() != Some(libc::ENOENT);
             return None;
         }
         let has = |right| query.rights & right != 0;
@@ -104,7 +104,7 @@ fn by_queries(list: &File, range: Range<u64>) -> Option<Mapped> {
             writable: has(MappingQuery::WRITABLE),
         })
     });
-    Some(mapped).filter(|_| !cannot_be_asked)
+    Some(mapped).filter(|_| !is_unsupported)
 }
 
 /// Walks the list, which is sorted, up to the end of the range.
@@ -180,10 +180,10 @@ mod tests {
         }
     }
 
-    /// Other files cannot be asked. Older kernels refuse in the same way.
+    /// Other files do not support the query. Older kernels refuse in the same way.
     #[test]
     #[cfg_attr(miri, ignore = "no list of mappings there")]
-    fn a_kernel_that_cannot_be_asked() {
+    fn unsupported_query_returns_none() {
         assert_eq!(by_queries(&File::open("/proc/self/status").unwrap(), 0x1000..0x2000), None);
         let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
         let mut numbers = release.split(['.', '-']).map_while(|number| number.parse::<u32>().ok());

@@ -6,11 +6,18 @@
 //! raw pointers.
 
 #[allow(unsafe_code)]
+mod allocator;
+#[allow(unsafe_code)]
 mod device;
 mod dma_buf;
 #[allow(unsafe_code)]
 mod host;
+mod limits;
 mod mapped;
+#[allow(unsafe_code)]
+mod page;
+#[allow(unsafe_code)]
+mod reserve;
 #[allow(unsafe_code)]
 mod shared;
 
@@ -19,12 +26,14 @@ use std::ptr::NonNull;
 
 use crate::{Error, Result};
 
+pub use allocator::return_large_buffers;
 pub use device::{
     DeviceDriver, PendingCopy, copy_memory, device_driver, driver_for, offer_device_memory,
     serve_device_memory,
 };
 pub use dma_buf::{DmaBuf, ListedDmaBuf, dma_buf};
 pub use host::{AddressHole, HostMemory, HostMemoryOptions, HugePages, lock_alone};
+pub use limits::{MemoryLimit, check_free_memory, memory_limits, numa_node_limit};
 pub use mapped::{Mapped, mapped};
 pub use shared::{SharedMapping, SharedPages, shared_pages};
 
@@ -66,7 +75,7 @@ pub struct MemorySpan {
     pub read_only: bool,
     /// True if the owner may unmap the memory while it is registered, although it should not.
     /// Transports that copy to such memory let the kernel copy, which refuses unmapped addresses.
-    pub lent: bool,
+    pub may_be_unmapped: bool,
 }
 
 // SAFETY: a span is an address and a length; only its use needs care, and that is `unsafe`
@@ -80,7 +89,7 @@ unsafe impl Sync for MemorySpan {}
 impl MemorySpan {
     /// Creates a span of writable host memory.
     pub fn new(ptr: NonNull<u8>, len: usize) -> Self {
-        Self { ptr, len, location: Location::Any, read_only: false, lent: false }
+        Self { ptr, len, location: Location::Any, read_only: false, may_be_unmapped: false }
     }
 
     /// Returns the address of the first byte, as remote nodes see it.

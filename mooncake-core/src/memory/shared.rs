@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::hint::black_box;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
@@ -16,6 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use parking_lot::RwLock;
 
 use super::MemorySpan;
+use super::page::page_size;
 use crate::error::{Error, ErrorCode, Result};
 
 static MAPPINGS: RwLock<BTreeMap<u64, Arc<Entry>>> = RwLock::new(BTreeMap::new());
@@ -167,8 +169,9 @@ impl SharedPages {
         }
         for at in (0..len).step_by(usize::try_from(self.entry.page).unwrap_or(4096)) {
             // SAFETY: the address lies inside the pages. The first write makes a page private;
-            // adding zero to a byte, atomically, loses no concurrent write.
-            unsafe { AtomicU8::from_ptr(start.add(at).as_ptr()) }.fetch_add(0, Ordering::Relaxed);
+            // adding zero to a byte, atomically, loses no concurrent write. The compiler must not
+            // know the zero: it replaces the addition of a known one by a load.
+            unsafe { AtomicU8::from_ptr(start.add(at).as_ptr()) }.fetch_add(black_box(0), Ordering::Relaxed);
         }
         Ok(())
     }
@@ -185,16 +188,26 @@ impl SharedPages {
     }
 }
 
-/// Returns the page size of a file. (For huge pages, the block size of `stat` is only a hint of
-/// tmpfs.)
+/// Type of hugetlbfs in `statfs`.
+const HUGETLBFS: i64 = 0x9584_58f6;
+
+/// Returns the page size of a mapping of a file: that of hugetlbfs, or the ordinary one. (Block
+/// sizes of other file systems are only hints.)
 pub(super) fn page_of(file: &File) -> Result<u64> {
+    if cfg!(miri) {
+        return Ok(page_size() as u64);
+    }
     let mut about = std::mem::MaybeUninit::<libc::statfs>::uninit();
     // SAFETY: the buffer has the size of the struct.
     if unsafe { libc::fstatfs(file.as_raw_fd(), about.as_mut_ptr()) } != 0 {
         return Err(Error::from(io::Error::last_os_error()));
     }
     // SAFETY: the call has filled in the struct.
-    let size = unsafe { about.assume_init() }.f_bsize;
+    let about = unsafe { about.assume_init() };
+    if about.f_type != HUGETLBFS {
+        return Ok(page_size() as u64);
+    }
+    let size = about.f_bsize;
     u64::try_from(size)
         .ok()
         .filter(|n| n.is_power_of_two())

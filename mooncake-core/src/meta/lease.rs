@@ -34,8 +34,8 @@ pub trait Leases: MetadataBackend {
     async fn take(&self, key: &str, value: Bytes, time: Duration) -> Result<Option<Hold>>;
 
     /// Renews the lease for its full time. Returns false when the lease is lost.
-    async fn keep(&self, hold: &Hold) -> Result<bool>;
+    async fn renew(&self, hold: &Hold) -> Result<bool>;
 
     /// Releases the key. A lost lease is ignored.
-    async fn let_go(&self, hold: Hold) -> Result<()>;
+    async fn release(&self, hold: Hold) -> Result<()>;
 }

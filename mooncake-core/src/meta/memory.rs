@@ -208,14 +208,14 @@ impl Leases for MemoryMetadata {
         Ok(Some(Hold { key: key.to_owned(), revision, lease: revision.cast_signed() }))
     }
 
-    async fn keep(&self, hold: &Hold) -> Result<bool> {
+    async fn renew(&self, hold: &Hold) -> Result<bool> {
         let mut state = self.lock_current();
         let Some(lease) = state.held(hold) else { return Ok(false) };
         lease.until = self.clock.now().after(lease.time);
         Ok(true)
     }
 
-    async fn let_go(&self, hold: Hold) -> Result<()> {
+    async fn release(&self, hold: Hold) -> Result<()> {
         let mut state = self.lock_current();
         if state.held(&hold).is_some() {
             state.remove(&hold.key);

@@ -24,12 +24,30 @@ pub fn optional<T: for<'t> From<&'t str>>(text: &str) -> Parsed<Option<T>> {
 
 /// Parses a number or another value with [`FromStr`].
 pub fn number<T: FromStr<Err: Display>>(text: &str) -> Parsed<T> {
-    text.trim().parse().map_err(|error: T::Err| error.to_string())
+    let text = text.trim();
+    text.parse().map_err(|error: T::Err| match text.strip_prefix('-') {
+        Some(digits) if digits.starts_with(|c: char| c.is_ascii_digit()) => "must not be negative".to_owned(),
+        _ => error.to_string(),
+    })
 }
 
 /// Checks that [`number`] accepts a text.
 pub fn check<T: FromStr<Err: Display>>(text: &str) -> Parsed<()> {
     number::<T>(text).map(drop)
+}
+
+/// Longest time of a setting: a century. Sums of such times fit into the types of clocks.
+pub const LONGEST_TIME: Duration = Duration::from_secs(36_525 * 24 * 60 * 60);
+
+/// Largest size of a setting in bytes. No file is larger.
+pub const LARGEST_SIZE: u64 = i64::MAX as u64;
+
+/// Largest number of things of a setting. More than that never fits into a process.
+pub const LARGEST_COUNT: usize = 1_000_000_000;
+
+/// Parses a number of things, from 0 to [`LARGEST_COUNT`].
+pub fn count(text: &str) -> Parsed<usize> {
+    within(text, 0, LARGEST_COUNT)
 }
 
 /// Parses a number from `least` to `most`.
@@ -88,7 +106,9 @@ fn duration(text: &str, unit: &str) -> Parsed<Duration> {
         _ => return Err("must be a whole number with ms, s, m or h".into()),
     };
     let count: u64 = count.parse().map_err(|_| "must be a whole number with ms, s, m or h".to_owned())?;
-    count.checked_mul(factor).map(Duration::from_millis).ok_or_else(|| "is too long".into())
+    let time = count.checked_mul(factor).map(Duration::from_millis);
+    time.filter(|time| *time <= LONGEST_TIME)
+        .ok_or_else(|| format!("is too long: at most {} h", LONGEST_TIME.as_secs() / 3600))
 }
 
 /// Parses a size: a number, optionally with a fraction and a unit (`4 GB`, `512m`, `1.5GiB`). Units
@@ -106,18 +126,33 @@ pub fn bytes(text: &str) -> Parsed<u64> {
         "t" => 40,
         _ => return Err(refuse()),
     };
+    let too_large = || "is too large: at most 8388607 TB".to_owned();
     if let Ok(count) = count.parse::<u64>() {
-        return count.checked_mul(1 << power).ok_or_else(refuse);
+        let bytes = count.checked_mul(1 << power).filter(|bytes| *bytes <= LARGEST_SIZE);
+        return bytes.ok_or_else(too_large);
     }
     let count: f64 = count.parse().map_err(|_| refuse())?;
     let bytes = count * f64::from(1u32 << (power / 2)) * f64::from(1u32 << (power - power / 2));
-    // A float represents sizes in this range exactly enough; larger ones are refused.
-    if (0.0..=1e18).contains(&bytes) { Ok(bytes as u64) } else { Err(refuse()) }
+    // A float represents sizes in this range exactly enough.
+    if (0.0..LARGEST_SIZE as f64).contains(&bytes) { Ok(bytes as u64) } else { Err(too_large()) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn numbers_that_make_no_sense_are_refused() {
+        let refused = |result: Parsed<u64>| result.unwrap_err();
+        assert_eq!(refused(number("-1")), "must not be negative");
+        assert!(refused(number("18446744073709551616")).contains("too large"));
+        assert!(count("18446744073709551615").unwrap_err().contains("is not from 0 to"));
+        for time in ["18446744073709551615", "9223372036854775807", "876601h", "99999999999999999999"] {
+            assert!(millis(time).is_err(), "{time}");
+        }
+        assert_eq!(millis("876600h"), Ok(LONGEST_TIME));
+        assert!(seconds("3155760001").unwrap_err().contains("at most 876600 h"));
+    }
 
     #[test]
     fn sizes_in_words() {
@@ -133,7 +168,20 @@ mod tests {
         ] {
             assert_eq!(bytes(text), Ok(size), "{text}");
         }
-        for bad in ["", "GB", "-1", "4 XB", "1.2.3", "99999999999 TB", "4 GB more"] {
+        for bad in [
+            "18446744073709551615",
+            "99999999999999999999999",
+            "1e30",
+            "8388608 TB",
+            "8388608.5 TB",
+            "",
+            "GB",
+            "-1",
+            "4 XB",
+            "1.2.3",
+            "99999999999 TB",
+            "4 GB more",
+        ] {
             assert!(bytes(bad).is_err(), "{bad}");
         }
     }

@@ -472,9 +472,9 @@ mod tests {
         assert_eq!(part(memory.unlocated(), 99, 1).located().location, one.location());
         assert_eq!(bytes.span().located(), bytes.span());
         assert_eq!(device_driver().unwrap().allocation(memory.span().addr() + 99), Some(memory.span()));
-        let gone = memory.unlocated();
+        let freed = memory.unlocated();
         drop(memory);
-        assert_eq!(gone.located(), gone);
+        assert_eq!(freed.located(), freed);
         let beyond = two.memory(8).unwrap();
         let beyond = part(beyond.span(), 1, 8);
         // SAFETY: the call refuses the range before any access.

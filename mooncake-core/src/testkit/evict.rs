@@ -41,7 +41,7 @@ macro_rules! eviction_conformance {
             use super::*;
 
             $crate::eviction_conformance!(@cases $policy, $config;
-                evict_returns_only_slots_held, evict_asks_before_it_takes, a_victim_is_gone, a_refused_slot_stays,
+                evict_returns_only_slots_held, evict_respects_allowed, evict_removes_victim, a_refused_slot_stays,
                 a_slot_is_offered_once_per_call, none_means_that_nothing_may_go, insert_of_a_known_slot_is_a_touch,
                 unknown_slots_are_ignored, len_counts_the_slots_held, the_same_calls_give_the_same_victims,
                 slots_may_be_reused, everything_can_be_evicted, random_steps_agree_with_the_oracle);
@@ -206,7 +206,7 @@ pub fn evict_returns_only_slots_held<P: MergeableOrder>(config: &P::Config) {
 }
 
 /// Checks that `evict` returns only slots for which `allowed` returned true.
-pub fn evict_asks_before_it_takes<P: MergeableOrder>(config: &P::Config) {
+pub fn evict_respects_allowed<P: MergeableOrder>(config: &P::Config) {
     let mut checked = filled::<P>(config, 20);
     for _ in 0..10 {
         let victim = checked.evict(|slot| slot.0 % 2 == 1).expect("every other slot is allowed");
@@ -216,8 +216,8 @@ pub fn evict_asks_before_it_takes<P: MergeableOrder>(config: &P::Config) {
     checked.finish();
 }
 
-/// Checks that a slot that `evict` returns is gone from the policy.
-pub fn a_victim_is_gone<P: MergeableOrder>(config: &P::Config) {
+/// Checks that `evict` removes the slot that it returns from the policy.
+pub fn evict_removes_victim<P: MergeableOrder>(config: &P::Config) {
     let mut checked = filled::<P>(config, 3);
     let victim = checked.evict(|_| true).expect("a slot is there");
     checked.touch(victim);

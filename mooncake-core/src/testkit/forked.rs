@@ -12,13 +12,13 @@ const LIFE: u32 = 180;
 /// # Errors
 /// Returns the error of the system.
 pub fn fork_child() -> io::Result<u32> {
-    let (mut ready, tell) = io::pipe()?;
+    let (mut ready, writer) = io::pipe()?;
     // SAFETY: the child makes only calls that are allowed there.
     let child = match unsafe { libc::fork() } {
         // SAFETY: all calls are allowed in a child, and the byte is a constant of the program.
         0 => unsafe {
-            libc::write(tell.as_raw_fd(), b"!".as_ptr().cast(), 1);
-            libc::close(tell.as_raw_fd());
+            libc::write(writer.as_raw_fd(), b"!".as_ptr().cast(), 1);
+            libc::close(writer.as_raw_fd());
             libc::alarm(LIFE);
             loop {
                 libc::pause();
@@ -26,7 +26,7 @@ pub fn fork_child() -> io::Result<u32> {
         },
         child => u32::try_from(child).map_err(|_| io::Error::last_os_error())?,
     };
-    drop(tell);
+    drop(writer);
     ready.read_exact(&mut [0])?;
     Ok(child)
 }

@@ -19,7 +19,7 @@ pub async fn check(backend: &dyn Leases, clock: &dyn Clock, pass: impl AsyncFn(D
     one_holder(backend).await;
     lost_to_others(backend).await;
     runs_out(backend, clock, &pass).await;
-    kept(backend, clock, &pass).await;
+    renewed(backend, clock, &pass).await;
     deposed(backend, &pass).await;
 }
 
@@ -27,7 +27,7 @@ async fn take(backend: &dyn Leases, key: &str, value: &'static str) -> Option<Ho
     backend.take(key, Bytes::from_static(value.as_bytes()), TIME).await.expect("take")
 }
 
-async fn gone(events: &mut BoxStream<'static, MetaEvent>, key: &str) {
+async fn await_deletion(events: &mut BoxStream<'static, MetaEvent>, key: &str) {
     loop {
         let event = events.next().await.expect("a watch delivers every change");
         assert_eq!(event.key, key, "only changes under the prefix");
@@ -49,15 +49,15 @@ async fn one_holder(backend: &dyn Leases) {
         "with the value of its holder"
     );
     let other = take(backend, "hold/other", "c").await.expect("another key is independent");
-    assert!(backend.keep(&first).await.expect("keep"), "the holder renews its lease");
+    assert!(backend.renew(&first).await.expect("keep"), "the holder renews its lease");
     let revision = first.revision;
-    backend.let_go(first).await.expect("let go");
-    gone(&mut events, key).await;
+    backend.release(first).await.expect("let go");
+    await_deletion(&mut events, key).await;
     assert!(backend.get(key).await.expect("get").is_none(), "a released key is deleted");
     let second = take(backend, key, "b").await.expect("a released key can be taken");
     assert!(second.revision > revision, "revisions grow with each holder");
     for hold in [second, other] {
-        backend.let_go(hold).await.expect("let go");
+        backend.release(hold).await.expect("let go");
     }
 }
 
@@ -66,18 +66,18 @@ async fn lost_to_others(backend: &dyn Leases) {
     let deleted = take(backend, key, "a").await.expect("take");
     assert!(backend.delete(key).await.expect("delete"));
     assert!(
-        !backend.keep(&deleted).await.expect("keep"),
+        !backend.renew(&deleted).await.expect("keep"),
         "a holder whose key was deleted has lost the lease"
     );
     assert!(backend.get(key).await.expect("get").is_none(), "a renewal does not bring the key back");
     let written = take(backend, key, "b").await.expect("take");
     backend.put(key, "c".into(), Expect::Any).await.expect("put");
     assert!(
-        !backend.keep(&written).await.expect("keep"),
+        !backend.renew(&written).await.expect("keep"),
         "a holder whose key was written by another has lost the lease"
     );
     for lost in [deleted, written] {
-        backend.let_go(lost).await.expect("releasing a lost lease succeeds");
+        backend.release(lost).await.expect("releasing a lost lease succeeds");
     }
     let read = backend.get(key).await.expect("get").expect("the value of another writer stays");
     assert_eq!(read.value, "c");
@@ -93,44 +93,44 @@ fn in_time(clock: &dyn Clock, since: Moment) -> bool {
 async fn runs_out(backend: &dyn Leases, clock: &dyn Clock, pass: &impl AsyncFn(Duration)) {
     let key = "hold/out";
     let mut events = backend.watch(key).await.expect("watch");
-    let asked = clock.now();
+    let requested_at = clock.now();
     let hold = take(backend, key, "a").await.expect("take");
     pass(TIME / 2).await;
     let there = backend.get(key).await.expect("get").is_some();
-    assert!(there || !in_time(clock, asked), "a key does not expire early");
+    assert!(there || !in_time(clock, requested_at), "a key does not expire early");
     pass(TIME - TIME / 2).await;
-    gone(&mut events, key).await;
+    await_deletion(&mut events, key).await;
     assert!(
-        clock.now().since(asked) >= TIME,
+        clock.now().since(requested_at) >= TIME,
         "a key does not expire early, and no watcher sees it expire early"
     );
     assert!(backend.get(key).await.expect("get").is_none(), "a key that is not renewed expires");
-    assert!(!backend.keep(&hold).await.expect("keep"), "an expired lease cannot be renewed");
+    assert!(!backend.renew(&hold).await.expect("keep"), "an expired lease cannot be renewed");
     assert!(backend.get(key).await.expect("get").is_none(), "a renewal does not bring the key back");
 }
 
-async fn kept(backend: &dyn Leases, clock: &dyn Clock, pass: &impl AsyncFn(Duration)) {
+async fn renewed(backend: &dyn Leases, clock: &dyn Clock, pass: &impl AsyncFn(Duration)) {
     let key = "hold/kept";
     let mut events = backend.watch(key).await.expect("watch");
-    let mut asked = clock.now();
+    let mut requested_at = clock.now();
     let hold = take(backend, key, "a").await.expect("take");
     for _ in 0..3 {
         pass(TIME / 2).await;
-        let before = std::mem::replace(&mut asked, clock.now());
-        let kept = backend.keep(&hold).await.expect("keep");
-        assert!(kept || !in_time(clock, before), "a key that is renewed in time stays");
-        if !kept {
+        let before = std::mem::replace(&mut requested_at, clock.now());
+        let renewed = backend.renew(&hold).await.expect("keep");
+        assert!(renewed || !in_time(clock, before), "a key that is renewed in time stays");
+        if !renewed {
             return;
         }
         let read = backend.get(key).await.expect("get").map(|read| read.revision);
         assert!(
-            read == Some(hold.revision) || !in_time(clock, asked),
+            read == Some(hold.revision) || !in_time(clock, requested_at),
             "a renewal does not change the revision"
         );
     }
     pass(TIME).await;
-    gone(&mut events, key).await;
-    assert!(clock.now().since(asked) >= TIME, "the time counts from the last renewal");
+    await_deletion(&mut events, key).await;
+    assert!(clock.now().since(requested_at) >= TIME, "the time counts from the last renewal");
 }
 
 async fn deposed(backend: &dyn Leases, pass: &impl AsyncFn(Duration)) {
@@ -138,11 +138,11 @@ async fn deposed(backend: &dyn Leases, pass: &impl AsyncFn(Duration)) {
     let mut events = backend.watch(key).await.expect("watch");
     let old = take(backend, key, "old").await.expect("take");
     pass(TIME).await;
-    gone(&mut events, key).await;
+    await_deletion(&mut events, key).await;
     let new = take(backend, key, "new").await.expect("an expired key can be taken");
-    assert!(!backend.keep(&old).await.expect("keep"), "a deposed holder has lost the lease");
-    backend.let_go(old).await.expect("releasing a lost lease succeeds");
+    assert!(!backend.renew(&old).await.expect("keep"), "a deposed holder has lost the lease");
+    backend.release(old).await.expect("releasing a lost lease succeeds");
     let read = backend.get(key).await.expect("get").map(|read| (read.value, read.revision));
     assert_eq!(read, Some((Bytes::from_static(b"new"), new.revision)), "a deposed holder changes nothing");
-    backend.let_go(new).await.expect("let go");
+    backend.release(new).await.expect("let go");
 }

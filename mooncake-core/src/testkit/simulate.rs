@@ -16,12 +16,12 @@ pub trait Cache {
 
 /// Returns the share of the blocks that requests find.
 pub fn hit_rate<'r>(cache: &mut impl Cache, requests: impl IntoIterator<Item = &'r [u64]>) -> f64 {
-    let (mut found, mut asked) = (0, 0);
+    let (mut found, mut requested) = (0, 0);
     for chain in requests {
         found += cache.request(chain);
-        asked += chain.len();
+        requested += chain.len();
     }
-    found as f64 / (asked as f64).max(1.0)
+    found as f64 / (requested as f64).max(1.0)
 }
 
 /// Form in which a client passes a request on.
@@ -288,10 +288,10 @@ mod tests {
                 let found = before + chain.iter().take_while(|id| held.contains(id)).count();
                 let all: BTreeSet<u64> = held.iter().chain(chain).copied().collect();
                 let len = capacity.min(all.len()) as u32;
-                for kept in (0..1u32 << all.len()).filter(|kept| kept.count_ones() == len) {
-                    let ids = all.iter().enumerate().filter(|(at, _)| kept >> at & 1 == 1);
-                    let of_kept = after.entry(ids.map(|(_, id)| *id).collect::<Vec<_>>()).or_insert(0);
-                    *of_kept = found.max(*of_kept);
+                for cached in (0..1u32 << all.len()).filter(|cached| cached.count_ones() == len) {
+                    let ids = all.iter().enumerate().filter(|(at, _)| cached >> at & 1 == 1);
+                    let best = after.entry(ids.map(|(_, id)| *id).collect::<Vec<_>>()).or_insert(0);
+                    *best = found.max(*best);
                 }
             }
             most = after;

@@ -61,7 +61,7 @@ pub const WORKLOADS: &[Workload] = &[
 
 impl Workload {
     /// Returns the workload with a name.
-    pub fn named(name: &str) -> Option<Self> {
+    pub fn by_name(name: &str) -> Option<Self> {
         WORKLOADS.iter().find(|workload| workload.name == name).copied()
     }
 

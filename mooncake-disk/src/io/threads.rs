@@ -6,16 +6,16 @@ use std::sync::Arc;
 use super::worker::spawn;
 use crate::config::DiskConfig;
 use crate::queue::Queue;
-use crate::run::{Bounces, Io, Run};
+use crate::run::{BouncePool, Io, Run};
 
 pub(super) fn start(config: &DiskConfig, queue: &Arc<Queue>) -> io::Result<()> {
     for _ in 0..config.threads {
-        let mine = queue.clone();
-        let mut bounces = Bounces::new(config.piece_bytes, 1, config.zero_copy);
+        let own_queue = queue.clone();
+        let mut bounces = BouncePool::new(config.piece_bytes, 1, config.zero_copy);
         let body = move || {
-            while let Some(job) = mine.wait() {
+            while let Some(job) = own_queue.wait() {
                 if let Some(run) = Run::begin(job, &mut bounces) {
-                    work(run, &mut bounces);
+                    run_job(run, &mut bounces);
                 }
             }
         };
@@ -24,16 +24,16 @@ pub(super) fn start(config: &DiskConfig, queue: &Arc<Queue>) -> io::Result<()> {
     Ok(())
 }
 
-fn work(mut run: Run, bounces: &mut Bounces) {
+fn run_job(mut run: Run, bounces: &mut BouncePool) {
     loop {
         let mut io = run.io();
-        let answer = match run.inject(&mut io) {
+        let outcome = match run.inject(&mut io) {
             Ok(()) => call(io),
             Err(Some(error)) => Err(error),
             // The thread would hang with the request; only the memory of the run is leaked here.
             Err(None) => return std::mem::forget(run),
         };
-        if let Some(result) = run.answer(answer) {
+        if let Some(result) = run.handle_result(outcome) {
             return run.end(result, bounces);
         }
     }
@@ -43,11 +43,11 @@ fn call(io: Io) -> io::Result<usize> {
     let offset = libc::off_t::try_from(io.offset)
         .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "offset exceeds the file size limit"))?;
     let (ptr, len) = (io.ptr.as_ptr().cast::<libc::c_void>(), io.len);
-    let moved = match io.write {
+    let transferred = match io.write {
         // SAFETY: the run keeps the file open and the bytes allocated until it gets the result.
         true => unsafe { libc::pwrite(io.fd, ptr.cast_const(), len, offset) },
         // SAFETY: as above, and the bytes have no other user.
         false => unsafe { libc::pread(io.fd, ptr, len, offset) },
     };
-    usize::try_from(moved).map_err(|_| io::Error::last_os_error())
+    usize::try_from(transferred).map_err(|_| io::Error::last_os_error())
 }

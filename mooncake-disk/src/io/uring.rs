@@ -13,7 +13,7 @@ use tracing::error;
 use super::worker::spawn;
 use crate::config::DiskConfig;
 use crate::queue::Queue;
-use crate::run::{Bounces, Io, Run};
+use crate::run::{BouncePool, Io, Run};
 
 /// User data of the completion for a write to the event of the queue.
 const EVENT: u64 = u64::MAX;
@@ -28,11 +28,11 @@ pub(super) fn start(config: &DiskConfig, queue: Arc<Queue>) -> io::Result<()> {
     let ring = IoUring::builder().setup_clamp().build(entries)?;
     let mut probe = Probe::new();
     ring.submitter().register_probe(&mut probe)?;
-    let needed = [opcode::Read::CODE, opcode::Write::CODE, opcode::PollAdd::CODE];
-    if !needed.iter().all(|code| probe.is_supported(*code)) {
+    let required = [opcode::Read::CODE, opcode::Write::CODE, opcode::PollAdd::CODE];
+    if !required.iter().all(|code| probe.is_supported(*code)) {
         return Err(io::Error::new(io::ErrorKind::Unsupported, "the io_uring of this kernel is too old"));
     }
-    let bounces = Bounces::new(config.piece_bytes, config.depth, config.zero_copy);
+    let bounces = BouncePool::new(config.piece_bytes, config.depth, config.zero_copy);
     let driver = Driver { ring, queue, runs: Slab::new(), depth: config.depth, bounces, polling: false };
     spawn("disk-uring", move || driver.run())
 }
@@ -43,7 +43,7 @@ struct Driver {
     /// Requests that the kernel is processing.
     runs: Slab<Run>,
     depth: usize,
-    bounces: Bounces,
+    bounces: BouncePool,
     /// True if the kernel polls the event.
     polling: bool,
 }
@@ -51,26 +51,26 @@ struct Driver {
 impl Driver {
     fn run(mut self) {
         loop {
-            self.begin_more();
+            self.submit_jobs();
             if self.queue.is_closed() && self.runs.is_empty() {
                 return;
             }
             self.poll_event();
             // At the limit, new jobs have to wait for a completion anyway.
-            let sleep = self.runs.len() >= self.depth || self.queue.falls_asleep();
-            let want = usize::from(sleep || self.queue.is_closed());
-            if let Err(e) = self.ring.submit_and_wait(want)
+            let sleep = self.runs.len() >= self.depth || self.queue.prepare_sleep();
+            let min_completions = usize::from(sleep || self.queue.is_closed());
+            if let Err(e) = self.ring.submit_and_wait(min_completions)
                 && !matches!(e.raw_os_error(), Some(libc::EINTR | libc::EBUSY | libc::EAGAIN | libc::ETIME))
             {
                 error!(error = %e, "io_uring failed; disk I/O stopped");
-                return self.give_up();
+                return self.abort();
             }
-            self.take_answers();
+            self.take_completions();
         }
     }
 
     /// Passes jobs to the kernel while there are jobs and free entries.
-    fn begin_more(&mut self) {
+    fn submit_jobs(&mut self) {
         while self.runs.len() < self.depth {
             let Some(job) = self.queue.next() else { return };
             if let Some(run) = Run::begin(job, &mut self.bounces) {
@@ -90,23 +90,23 @@ impl Driver {
         self.push(&poll);
     }
 
-    fn take_answers(&mut self) {
-        let answers: smallvec::SmallVec<[(u64, i32); 64]> =
+    fn take_completions(&mut self) {
+        let completions: smallvec::SmallVec<[(u64, i32); 64]> =
             self.ring.completion().map(|c| (c.user_data(), c.result())).collect();
-        for (key, result) in answers {
+        for (key, result) in completions {
             if key == EVENT {
                 self.polling = false;
                 self.queue.clear_event();
                 continue;
             }
-            let answer = usize::try_from(result).map_err(|_| io::Error::from_raw_os_error(-result));
-            self.answer(key as usize, answer);
+            let outcome = usize::try_from(result).map_err(|_| io::Error::from_raw_os_error(-result));
+            self.handle_result(key as usize, outcome);
         }
     }
 
-    fn answer(&mut self, key: usize, answer: io::Result<usize>) {
+    fn handle_result(&mut self, key: usize, outcome: io::Result<usize>) {
         let Some(run) = self.runs.get_mut(key) else { return };
-        match run.answer(answer) {
+        match run.handle_result(outcome) {
             None => self.request(key),
             Some(result) => self.runs.remove(key).end(result, &mut self.bounces),
         }
@@ -117,7 +117,7 @@ impl Driver {
         let mut io = run.io();
         match run.inject(&mut io) {
             Ok(()) => self.push(&entry_of(io).user_data(key as u64)),
-            Err(Some(error)) => self.answer(key, Err(error)),
+            Err(Some(error)) => self.handle_result(key, Err(error)),
             // The request gets no completion.
             Err(None) => {}
         }
@@ -137,7 +137,7 @@ impl Driver {
 
     /// Ends the driver of a broken ring. The kernel may still process requests, so their memory is
     /// leaked.
-    fn give_up(mut self) {
+    fn abort(mut self) {
         self.queue.close();
         for run in std::mem::take(&mut self.runs) {
             std::mem::forget(run.1);

@@ -13,7 +13,7 @@ impl Queue {
 
     /// Announces that the engine is about to sleep until the event is written. Returns false if
     /// there is work to do first.
-    pub(crate) fn falls_asleep(&self) -> bool {
+    pub(crate) fn prepare_sleep(&self) -> bool {
         self.asleep.store(true, Ordering::SeqCst);
         let state = self.state.lock();
         let idle = state.ready.is_empty() && !state.closed;

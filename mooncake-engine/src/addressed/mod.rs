@@ -15,7 +15,7 @@ use parking_lot::{Condvar, Mutex};
 
 pub use leaving::Leaving;
 pub use regions::Regions;
-pub(crate) use regions::still_in_use;
+pub(crate) use regions::still_in_use_error;
 pub use unregistered::Unregistered;
 
 /// Timeout of the wait for transfers that use memory to be unregistered. A transport ends its
@@ -26,44 +26,44 @@ const MAX_ADDRESS: u64 = 1 << 57;
 
 /// Signal that some memory has no users any more.
 #[derive(Debug, Default)]
-pub struct Gone {
-    gone: Mutex<bool>,
+pub struct UnusedSignal {
+    is_set: Mutex<bool>,
     changed: Condvar,
     notify: tokio::sync::Notify,
 }
 
-impl Gone {
+impl UnusedSignal {
     /// Parks the thread until the signal is set, for at most `limit`. Returns whether it is set.
     pub fn wait(&self, limit: Duration) -> bool {
-        let mut gone = self.gone.lock();
-        if !*gone {
-            self.changed.wait_while_for(&mut gone, |gone| !*gone, limit);
+        let mut is_set = self.is_set.lock();
+        if !*is_set {
+            self.changed.wait_while_for(&mut is_set, |is_set| !*is_set, limit);
         }
-        *gone
+        *is_set
     }
 
     /// Waits like [`wait`](Self::wait), without parking the thread. Needs a tokio runtime.
     pub async fn within(&self, limit: Duration) -> bool {
-        let told = async {
+        let notified = async {
             loop {
-                let told = self.notify.notified();
+                let notified = self.notify.notified();
                 if self.is_set() {
                     return;
                 }
-                told.await;
+                notified.await;
             }
         };
-        tokio::time::timeout(limit, told).await.is_ok()
+        tokio::time::timeout(limit, notified).await.is_ok()
     }
 
     /// Returns whether the memory is unused.
     pub fn is_set(&self) -> bool {
-        *self.gone.lock()
+        *self.is_set.lock()
     }
 
     /// Marks the memory as unused, and wakes the waiters.
     pub fn set(&self) {
-        *self.gone.lock() = true;
+        *self.is_set.lock() = true;
         self.changed.notify_all();
         self.notify.notify_waiters();
     }
@@ -73,44 +73,44 @@ impl Gone {
 /// ended.
 #[derive(Debug, Default)]
 pub struct Landing {
-    gone: Arc<Gone>,
+    signal: Arc<UnusedSignal>,
 }
 
 impl Landing {
     /// Creates the memory of a call, and the signal that no transfer writes to it any more.
-    pub fn new() -> (Arc<Self>, Arc<Gone>) {
+    pub fn new() -> (Arc<Self>, Arc<UnusedSignal>) {
         let landing = Self::default();
-        let gone = landing.gone.clone();
-        (Arc::new(landing), gone)
+        let signal = landing.signal.clone();
+        (Arc::new(landing), signal)
     }
 }
 
 impl Drop for Landing {
     fn drop(&mut self) {
-        self.gone.set();
+        self.signal.set();
     }
 }
 
 /// Memory of the caller at an address.
-struct Foreign {
+struct CallerMemory {
     span: MemorySpan,
-    gone: Arc<Gone>,
+    signal: Arc<UnusedSignal>,
 }
 
-// SAFETY: the creator vouches for the memory until `gone` is set.
-unsafe impl MemorySource for Foreign {
+// SAFETY: the creator vouches for the memory until `signal` is set.
+unsafe impl MemorySource for CallerMemory {
     fn span(&self) -> MemorySpan {
         self.span
     }
 }
 
-impl Drop for Foreign {
+impl Drop for CallerMemory {
     fn drop(&mut self) {
-        self.gone.set();
+        self.signal.set();
     }
 }
 
-/// Returns host or device memory at an address for which the caller vouches, and the sign that it
+/// Returns host or device memory at an address for which the caller vouches, and the signal that it
 /// is unused. Memory that the kernel maps read-only is a source only: operations that would write
 /// to it are refused, those of peers too.
 ///
@@ -119,9 +119,9 @@ impl Drop for Foreign {
 /// reports it.
 ///
 /// # Safety
-/// Until the sign is set, the bytes stay allocated, and readable and writable if they were. The
+/// Until the signal is set, the bytes stay allocated, and readable and writable if they were. The
 /// caller expects that any request for their address reads and writes them at any time.
-pub unsafe fn foreign(address: u64, len: usize) -> Result<(Arc<dyn MemorySource>, Arc<Gone>)> {
+pub unsafe fn caller_memory(address: u64, len: usize) -> Result<(Arc<dyn MemorySource>, Arc<UnusedSignal>)> {
     let ptr = usize::try_from(address)
         .ok()
         .and_then(|a| NonNull::new(std::ptr::with_exposed_provenance_mut(a)))
@@ -130,9 +130,9 @@ pub unsafe fn foreign(address: u64, len: usize) -> Result<(Arc<dyn MemorySource>
         return Err(Error::invalid(format!("invalid memory range: address={address:#x} len={len}")));
     }
     let span = MemorySpan::new(ptr, len).located();
-    let all = |device: MemorySpan| device.contains(address, len as u64);
+    let covers_range = |device: MemorySpan| device.contains(address, len as u64);
     let rights = match device_driver().filter(|_| span.location.is_device()) {
-        Some(driver) if driver.allocation(address).is_some_and(all) => Mapped::Writable,
+        Some(driver) if driver.allocation(address).is_some_and(covers_range) => Mapped::Writable,
         Some(_) => Mapped::Not,
         None => mapped(address, len),
     };
@@ -141,7 +141,7 @@ pub unsafe fn foreign(address: u64, len: usize) -> Result<(Arc<dyn MemorySource>
             "cannot use memory: the range is not mapped and readable. address={address:#x} len={len}"
         )));
     }
-    let span = MemorySpan { read_only: rights == Mapped::ReadOnly, lent: true, ..span };
-    let gone = Arc::new(Gone::default());
-    Ok((Arc::new(Foreign { span, gone: gone.clone() }), gone))
+    let span = MemorySpan { read_only: rights == Mapped::ReadOnly, may_be_unmapped: true, ..span };
+    let signal = Arc::new(UnusedSignal::default());
+    Ok((Arc::new(CallerMemory { span, signal: signal.clone() }), signal))
 }

@@ -38,7 +38,7 @@ impl Key {
 #[derive(Debug)]
 struct Entry<V> {
     /// Largest end of this range and of all ranges before it, so that a search knows when to stop.
-    reach: u64,
+    max_end: u64,
     value: V,
 }
 
@@ -53,9 +53,9 @@ impl<V> Overlapping<V> {
     pub(crate) fn add(&mut self, start: u64, len: u64, value: V) {
         let key = Key { start, len: Reverse(len), number: self.added };
         self.added += 1;
-        let reach = self.reach_before(key).max(key.end());
-        self.ranges.insert(key, Entry { reach, value });
-        self.spread(key, reach);
+        let max_end = self.max_end_before(key).max(key.end());
+        self.ranges.insert(key, Entry { max_end, value });
+        self.update_max_end(key, max_end);
     }
 
     /// Returns the first address and the value of a range that contains these bytes. Of several it
@@ -67,7 +67,7 @@ impl<V> Overlapping<V> {
             if key.end() >= end {
                 return Some((key.start, &entry.value));
             }
-            if entry.reach < end {
+            if entry.max_end < end {
                 return None;
             }
         }
@@ -76,8 +76,8 @@ impl<V> Overlapping<V> {
 
     /// Returns the largest end of the ranges that contain the byte at an address.
     pub(crate) fn end_from(&self, address: u64) -> Option<u64> {
-        let (_, before) = self.ranges.range(..=Key::last_at(address)).next_back()?;
-        Some(before.reach).filter(|end| *end > address)
+        let (_, previous) = self.ranges.range(..=Key::last_at(address)).next_back()?;
+        Some(previous.max_end).filter(|end| *end > address)
     }
 
     /// Returns the number of ranges with this start.
@@ -91,8 +91,8 @@ impl<V> Overlapping<V> {
         let (key, _) = self.ranges.range(Key::first_at(start)..=Key::last_at(start)).next_back()?;
         let key = *key;
         let entry = self.ranges.remove(&key)?;
-        let reach = self.reach_before(key);
-        self.spread(key, reach);
+        let max_end = self.max_end_before(key);
+        self.update_max_end(key, max_end);
         Some(entry.value)
     }
 
@@ -106,18 +106,18 @@ impl<V> Overlapping<V> {
         std::mem::take(&mut self.ranges).into_values().map(|entry| entry.value).collect()
     }
 
-    fn reach_before(&self, key: Key) -> u64 {
-        self.ranges.range(..key).next_back().map_or(0, |(_, before)| before.reach)
+    fn max_end_before(&self, key: Key) -> u64 {
+        self.ranges.range(..key).next_back().map_or(0, |(_, previous)| previous.max_end)
     }
 
-    /// Corrects the reach of the ranges behind `key`, up to which the ranges reach `reach`.
-    fn spread(&mut self, key: Key, mut reach: u64) {
-        for (behind, entry) in self.ranges.range_mut((Bound::Excluded(key), Bound::Unbounded)) {
-            reach = reach.max(behind.end());
-            if entry.reach == reach {
+    /// Updates `max_end` of the ranges after `key`, up to which it is `max_end`.
+    fn update_max_end(&mut self, key: Key, mut max_end: u64) {
+        for (following, entry) in self.ranges.range_mut((Bound::Excluded(key), Bound::Unbounded)) {
+            max_end = max_end.max(following.end());
+            if entry.max_end == max_end {
                 break;
             }
-            entry.reach = reach;
+            entry.max_end = max_end;
         }
     }
 }
@@ -129,43 +129,43 @@ mod tests {
     use super::*;
 
     /// Range, and its number as value.
-    type Listed = (u64, u64, usize);
+    type TestRange = (u64, u64, usize);
 
     /// Range that a search prefers: last start, then shortest, then newest.
-    fn preferred(of: impl Iterator<Item = Listed>) -> Option<Listed> {
-        of.max_by_key(|(start, len, number)| (*start, Reverse(*len), *number))
+    fn preferred(ranges: impl Iterator<Item = TestRange>) -> Option<TestRange> {
+        ranges.max_by_key(|(start, len, number)| (*start, Reverse(*len), *number))
     }
 
     proptest! {
         #[test]
         fn agrees_with_a_list(
             steps in proptest::collection::vec((0..3u8, 0..40u64, 1..30u64), 1..80),
-            asked in proptest::collection::vec((0..80u64, 1..20u64), 20),
+            queries in proptest::collection::vec((0..80u64, 1..20u64), 20),
         ) {
-            let (mut table, mut list) = (Overlapping::default(), Vec::<Listed>::new());
+            let (mut table, mut list) = (Overlapping::default(), Vec::<TestRange>::new());
             for (number, (step, start, len)) in steps.into_iter().enumerate() {
                 if step > 0 {
                     table.add(start, len, number);
                     list.push((start, len, number));
                 } else {
-                    let expected = preferred(list.iter().copied().filter(|listed| listed.0 == start));
+                    let expected = preferred(list.iter().copied().filter(|range| range.0 == start));
                     prop_assert_eq!(table.remove_at(start), expected.map(|(.., number)| number));
-                    list.retain(|listed| Some(*listed) != expected);
+                    list.retain(|range| Some(*range) != expected);
                 }
-                let mut reach = 0;
+                let mut max_end = 0;
                 for (key, entry) in &table.ranges {
-                    reach = reach.max(key.end());
-                    prop_assert_eq!(entry.reach, reach);
+                    max_end = max_end.max(key.end());
+                    prop_assert_eq!(entry.max_end, max_end);
                 }
-                for &(address, len) in &asked {
-                    let inside = |listed: &Listed| listed.0 <= address && address + len <= listed.0 + listed.1;
-                    let expected = preferred(list.iter().copied().filter(inside));
+                for &(address, len) in &queries {
+                    let contains_query = |range: &TestRange| range.0 <= address && address + len <= range.0 + range.1;
+                    let expected = preferred(list.iter().copied().filter(contains_query));
                     let found = table.find(address, len).map(|(start, number)| (start, *number));
                     prop_assert_eq!(found, expected.map(|(start, _, number)| (start, number)));
-                    let ends = list.iter().filter(|listed| listed.0 <= address && address < listed.0 + listed.1);
-                    let end = ends.map(|listed| listed.0 + listed.1).max();
+                    let ends = list.iter().filter(|range| range.0 <= address && address < range.0 + range.1);
+                    let end = ends.map(|range| range.0 + range.1).max();
                     prop_assert_eq!(table.end_from(address), end);
-                    let count = list.iter().filter(|listed| listed.0 == address).count();
+                    let count = list.iter().filter(|range| range.0 == address).count();
                     prop_assert_eq!(table.count_at(address), count);
                 }
             }

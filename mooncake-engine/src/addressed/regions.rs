@@ -13,7 +13,7 @@ use parking_lot::RwLock;
 use super::leaving::Leaving;
 use super::overlapping::Overlapping;
 use super::unregistered::Unregistered;
-use super::{Gone, Landing, UNUSED_WITHIN};
+use super::{Landing, UNUSED_WITHIN, UnusedSignal};
 use crate::TransportSet;
 
 /// Registered memory that calls may name by address.
@@ -31,14 +31,14 @@ pub struct Regions {
 struct Tables {
     /// Memory that the program has registered.
     program: Overlapping<Registered>,
-    /// Memory that the library lends, by its first address. It has no overlaps.
-    lent: BTreeMap<u64, Lent>,
+    /// Memory that the library allocates, by its first address. It has no overlaps.
+    allocated: BTreeMap<u64, LibraryMemory>,
 }
 
 impl Tables {
-    fn lent_at(&self, address: u64) -> Option<&Lent> {
-        let (_, lent) = self.lent.range(..=address).next_back()?;
-        Some(lent).filter(|lent| lent.region().span().contains(address, 1))
+    fn allocated_at(&self, address: u64) -> Option<&LibraryMemory> {
+        let (_, memory) = self.allocated.range(..=address).next_back()?;
+        Some(memory).filter(|memory| memory.region().span().contains(address, 1))
     }
 }
 
@@ -53,22 +53,22 @@ impl Drop for Regions {
 #[derive(Debug)]
 struct Registered {
     region: Region<TransportSet>,
-    gone: Arc<Gone>,
+    signal: Arc<UnusedSignal>,
 }
 
-/// Memory that the library lends.
+/// Memory that the library allocates.
 #[derive(Debug)]
-enum Lent {
-    /// Lent as a whole.
-    Whole(Region<TransportSet>),
-    /// Lent in parts. Only memory of a part that is lent may be named.
+enum LibraryMemory {
+    /// Region without a pool.
+    Region(Region<TransportSet>),
+    /// Region with a pool. Only memory that is allocated from the pool may be named.
     Pool(RegionPool<TransportSet>),
 }
 
-impl Lent {
+impl LibraryMemory {
     fn region(&self) -> &Region<TransportSet> {
         match self {
-            Self::Whole(region) => region,
+            Self::Region(region) => region,
             Self::Pool(pool) => pool.region(),
         }
     }
@@ -76,31 +76,31 @@ impl Lent {
 
 impl Regions {
     /// Adds a region of the program, whose memory reports when it is unused.
-    pub fn add(&self, region: Region<TransportSet>, gone: Arc<Gone>) {
+    pub fn add(&self, region: Region<TransportSet>, signal: Arc<UnusedSignal>) {
         let (start, len) = (region.addr(), region.len() as u64);
-        self.tables.write().program.add(start, len, Registered { region, gone });
+        self.tables.write().program.add(start, len, Registered { region, signal });
     }
 
-    /// Adds a region of memory that the library itself lends. It cannot be unregistered by its
+    /// Adds a region of memory that the library itself allocates. It cannot be unregistered by its
     /// address.
-    pub fn add_ours(&self, region: Region<TransportSet>) {
-        self.tables.write().lent.insert(region.addr(), Lent::Whole(region));
+    pub fn add_library_region(&self, region: Region<TransportSet>) {
+        self.tables.write().allocated.insert(region.addr(), LibraryMemory::Region(region));
     }
 
-    /// Adds a region that the library lends in parts. A slice of such memory keeps its part, so
-    /// that the space of a part is not lent again while a transfer uses it.
+    /// Adds a region whose parts the library allocates. A slice of such memory keeps its part, so
+    /// that the space of a part is not reused while a transfer uses it.
     pub fn add_pool(&self, pool: RegionPool<TransportSet>) {
-        self.tables.write().lent.insert(pool.region().addr(), Lent::Pool(pool));
+        self.tables.write().allocated.insert(pool.region().addr(), LibraryMemory::Pool(pool));
     }
 
-    /// Removes memory that the library lends, by its first address. Its last user frees it.
+    /// Removes memory that the library allocates, by its first address. Its last user frees it.
     pub fn forget(&self, start: u64) {
-        let taken = self.tables.write().lent.remove(&start);
-        drop(taken);
+        let removed = self.tables.write().allocated.remove(&start);
+        drop(removed);
     }
 
     /// Removes a region of the program for each of these first addresses, all or none. Returns the
-    /// signs that their memory is unused. A caller whose wait was cancelled may call again.
+    /// signals that their memory is unused. A caller whose wait was cancelled may call again.
     ///
     /// If several regions begin at an address, the shortest is removed, and of equal ones the
     /// newest.
@@ -108,32 +108,32 @@ impl Regions {
     /// # Errors
     /// Returns `INVALID_PARAMS` ([`EngineCode::AddressNotRegistered`]) if no region begins at an
     /// address, or fewer than the address is listed.
-    pub fn take(&self, starts: &[u64]) -> Result<Vec<Arc<Gone>>> {
+    pub fn take(&self, starts: &[u64]) -> Result<Vec<Arc<UnusedSignal>>> {
         let mut tables = self.tables.write();
         for (index, start) in starts.iter().enumerate() {
             let earlier = starts[..index].iter().filter(|other| *other == start).count();
-            let is_leaving = || !self.leaving.signs_at(*start).is_empty();
+            let is_leaving = || !self.leaving.signals_at(*start).is_empty();
             if tables.program.count_at(*start) <= earlier && (earlier > 0 || !is_leaving()) {
                 let text = format!("cannot unregister memory: no registered buffer begins at {start:#x}");
                 return Err(Error::invalid(text).with_engine_code(EngineCode::AddressNotRegistered));
             }
         }
-        let (mut signs, mut taken) = (Vec::new(), Vec::new());
+        let (mut signals, mut removed) = (Vec::new(), Vec::new());
         for start in starts {
             match tables.program.remove_at(*start) {
-                Some(Registered { region, gone }) => {
-                    self.leaving.add(Some(*start), gone.clone());
-                    signs.push(gone);
-                    taken.push(region);
+                Some(Registered { region, signal }) => {
+                    self.leaving.add(Some(*start), signal.clone());
+                    signals.push(signal);
+                    removed.push(region);
                 }
-                None => signs.extend(self.leaving.signs_at(*start)),
+                None => signals.extend(self.leaving.signals_at(*start)),
             }
         }
         drop(tables);
         // The lock is released first, because the notification of unused memory may call this
         // table.
-        drop(taken);
-        Ok(signs)
+        drop(removed);
+        Ok(signals)
     }
 
     /// Removes a region that begins at an address, and waits until no transfer uses its memory.
@@ -142,9 +142,9 @@ impl Regions {
     /// Returns the errors of [`take`](Self::take), and `OBJECT_REPLICA_BUSY` if a transfer does not
     /// end. The memory must then stay allocated.
     pub async fn remove(&self, start: u64) -> Result<()> {
-        for gone in self.take(&[start])? {
-            if !gone.within(UNUSED_WITHIN).await {
-                return Err(still_in_use());
+        for signal in self.take(&[start])? {
+            if !signal.within(UNUSED_WITHIN).await {
+                return Err(still_in_use_error());
             }
         }
         Ok(())
@@ -159,17 +159,17 @@ impl Regions {
 
     /// Removes all regions.
     fn take_all(&self) {
-        let taken = {
+        let removed = {
             let mut tables = self.tables.write();
             if !is_planted("closing-again-does-not-wait-for-transfers") {
                 for (start, region) in tables.program.iter() {
-                    self.leaving.add(Some(start), region.gone.clone());
+                    self.leaving.add(Some(start), region.signal.clone());
                 }
             }
-            (tables.program.take_all(), std::mem::take(&mut tables.lent))
+            (tables.program.take_all(), std::mem::take(&mut tables.allocated))
         };
         // The drop may set the signal of some memory.
-        drop(taken);
+        drop(removed);
     }
 
     /// Returns the registered memory of the program that transfers may still use. The value
@@ -220,7 +220,7 @@ impl Regions {
         }
         self.with(address, len, |region, range| {
             // SAFETY: as in `slice_mut`.
-            let part = unsafe { region.lend(range, Box::new(landing.clone())) }?;
+            let part = unsafe { region.sub_region(range, Box::new(landing.clone())) }?;
             // SAFETY: as above.
             unsafe { part.slice_mut_unchecked(0..len) }
         })
@@ -231,13 +231,13 @@ impl Regions {
     ///
     /// # Errors
     /// Returns the errors of [`slice`](Self::slice).
-    pub fn room(&self, address: u64) -> Result<usize> {
+    pub fn bytes_to_end(&self, address: u64) -> Result<usize> {
         let end = {
             let tables = self.tables.read();
-            if tables.lent_at(address).is_none() { tables.program.end_from(address) } else { None }
+            if tables.allocated_at(address).is_none() { tables.program.end_from(address) } else { None }
         };
         match end {
-            Some(end) => usize::try_from(end - address).map_err(|_| unknown(address, 1)),
+            Some(end) => usize::try_from(end - address).map_err(|_| not_registered(address, 1)),
             None => self.with(address, 1, |region, range| Ok(region.len() - range.start)),
         }
     }
@@ -248,34 +248,36 @@ impl Regions {
         len: usize,
         then: impl FnOnce(&Region<TransportSet>, Range<usize>) -> Result<R>,
     ) -> Result<R> {
-        let unknown = || unknown(address, len);
+        let not_registered = || not_registered(address, len);
         let tables = self.tables.read();
         let part;
-        let region = match tables.lent_at(address) {
-            Some(Lent::Pool(pool)) if !is_planted("an-address-finds-the-arena-and-not-the-extent") => {
-                part = pool.find(address, len).ok_or_else(unknown)?;
+        let region = match tables.allocated_at(address) {
+            Some(LibraryMemory::Pool(pool))
+                if !is_planted("an-address-finds-the-arena-and-not-the-extent") =>
+            {
+                part = pool.find(address, len).ok_or_else(not_registered)?;
                 &part
             }
-            Some(lent) => lent.region(),
-            None => &tables.program.find(address, len as u64).ok_or_else(unknown)?.1.region,
+            Some(memory) => memory.region(),
+            None => &tables.program.find(address, len as u64).ok_or_else(not_registered)?.1.region,
         };
         if len == 0 || !region.span().contains(address, len as u64) {
-            return Err(unknown());
+            return Err(not_registered());
         }
-        let from = usize::try_from(address - region.addr()).map_err(|_| unknown())?;
+        let from = usize::try_from(address - region.addr()).map_err(|_| not_registered())?;
         then(region, from..from + len)
     }
 }
 
 #[cold]
-fn unknown(address: u64, len: usize) -> Error {
+fn not_registered(address: u64, len: usize) -> Error {
     let text = format!(
         "{len} bytes at {address:#x} do not lie in registered memory; register it first (Python: register_memory, register_buffer)"
     );
     Error::invalid(text).with_engine_code(EngineCode::AddressNotRegistered)
 }
 
-pub(crate) fn still_in_use() -> Error {
+pub(crate) fn still_in_use_error() -> Error {
     Error::new(
         ErrorCode::ObjectReplicaBusy,
         "cannot unregister memory: a transfer still uses it; keep it allocated",

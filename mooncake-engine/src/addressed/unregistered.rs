@@ -8,7 +8,7 @@ use mooncake_transport::{Region, Slice, SliceMut};
 use parking_lot::Mutex;
 
 use super::leaving::Leaving;
-use super::{Gone, UNUSED_WITHIN, foreign};
+use super::{UNUSED_WITHIN, UnusedSignal, caller_memory};
 use crate::TransportSet;
 
 /// Unregistered memory that one call uses.
@@ -19,7 +19,7 @@ use crate::TransportSet;
 #[derive(Debug)]
 pub struct Unregistered {
     leaving: Arc<Leaving>,
-    used: Mutex<Vec<Arc<Gone>>>,
+    used: Mutex<Vec<Arc<UnusedSignal>>>,
 }
 
 impl Unregistered {
@@ -59,11 +59,11 @@ impl Unregistered {
     unsafe fn region(&self, address: u64, len: usize) -> Result<Region<TransportSet>> {
         static WARNED: Once = Once::new();
         // SAFETY: promised by the caller.
-        let (memory, gone) = unsafe { foreign(address, len) }?;
+        let (memory, signal) = unsafe { caller_memory(address, len) }?;
         let region = Region::unregistered(memory)?;
         if !is_planted("unregistered-memory-is-not-waited-for") {
-            self.leaving.add(None, gone.clone());
-            self.used.lock().push(gone);
+            self.leaving.add(None, signal.clone());
+            self.used.lock().push(signal);
         }
         WARNED.call_once(|| {
             tracing::warn!(
@@ -84,15 +84,15 @@ impl Unregistered {
     /// runtime.
     pub async fn unused(&self) {
         let used = self.used.lock().clone();
-        for gone in used {
-            report(gone.within(UNUSED_WITHIN).await);
+        for signal in used {
+            report(signal.within(UNUSED_WITHIN).await);
         }
     }
 
     /// Waits like [`unused`](Self::unused), and parks the thread.
     pub fn wait(&self) {
         let used = self.used.lock().clone();
-        used.iter().for_each(|gone| report(gone.wait(UNUSED_WITHIN)));
+        used.iter().for_each(|signal| report(signal.wait(UNUSED_WITHIN)));
     }
 }
 

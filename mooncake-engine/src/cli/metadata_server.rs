@@ -5,10 +5,14 @@ use std::sync::Arc;
 
 use clap::Parser;
 use mooncake_core::fork::ParentOnly;
-use mooncake_core::meta::{MemoryLimits, MemoryMetadata};
+use mooncake_core::memory::return_large_buffers;
+use mooncake_core::meta::MemoryMetadata;
+use mooncake_core::settings::{Environment, apply};
+use mooncake_core::web_origin::AllowedHosts;
 use mooncake_core::{Error, ErrorCode, Result};
-use mooncake_metadata::http_routes;
+use mooncake_metadata::http_routes::{self, ServerSettings, VARIABLES};
 use mooncake_transport::admission::raise_descriptor_limit;
+use mooncake_transport::bind_address::loopback_address;
 use mooncake_transport::http_server;
 use mooncake_transport::net::HostPort;
 use tokio::net::TcpListener;
@@ -27,6 +31,9 @@ struct Arguments {
     /// Port to listen on. 0 selects a free one, which is printed.
     #[arg(long, default_value_t = 8080)]
     port: u16,
+    /// Names, with commas between them, by which pages in browsers may call the server.
+    #[arg(long = "allowed_hosts", default_value = "")]
+    allowed_hosts: AllowedHosts,
     /// Log level.
     #[arg(long = "log_level", default_value = "info")]
     log_level: String,
@@ -35,7 +42,7 @@ struct Arguments {
 /// Runs the server until it is interrupted or terminated. Returns the exit status: 0, 1 for a
 /// failure, or 2 for invalid arguments.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
-    match super::parse::<Arguments>(arguments, &[]) {
+    match super::parse::<Arguments>(arguments) {
         Ok(arguments) => super::status("mooncake_http_metadata_server", serve(&arguments)),
         Err(status) => status,
     }
@@ -43,7 +50,16 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
 
 fn serve(arguments: &Arguments) -> Result<()> {
     super::log(&arguments.log_level)?;
+    let mut settings = ServerSettings::default();
+    for ignored in apply(VARIABLES, &mut settings, &Environment::of_process()) {
+        tracing::warn!("{ignored}");
+    }
+    settings.check(&arguments.host)?;
+    if settings.pages.token.is_empty() && loopback_address(&arguments.host).is_none() {
+        tracing::warn!(host = arguments.host, "metadata server listens without a token");
+    }
     raise_descriptor_limit();
+    return_large_buffers();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(async {
         let at = HostPort::new(arguments.host.as_str(), arguments.port).to_string();
@@ -51,12 +67,13 @@ fn serve(arguments: &Arguments) -> Result<()> {
             Error::new(ErrorCode::RpcFail, format!("cannot listen at {at} (--host, --port): {error}"))
         })?;
         println!("http://{}/metadata", listener.local_addr()?);
-        let metadata = Arc::new(MemoryMetadata::with_limits(MemoryLimits::SERVER));
+        let metadata = Arc::new(MemoryMetadata::with_limits(settings.limits));
         let limits = http_server::http_limits("metadata", CONNECTIONS, 2);
         http_server::serve(
             ParentOnly::new(listener),
-            http_routes::pages(metadata, Arc::new(())),
+            http_routes::pages_with(metadata, Arc::new(()), &settings.pages),
             limits,
+            arguments.allowed_hosts.clone().with(&arguments.host).with_own_name(),
             async {
                 if let Err(error) = super::wait_for_stop_signal().await {
                     tracing::error!(%error, "no signals");

@@ -9,23 +9,35 @@ use std::ffi::OsString;
 use std::io::IsTerminal;
 
 use clap::Parser;
+use clap::error::ErrorKind;
 use mooncake_core::Result;
+use mooncake_core::settings::Environment;
 use tracing_subscriber::EnvFilter;
 
+use crate::flags;
 use crate::summary::log_filter;
 
 /// Parses the arguments of a program. Otherwise prints the help or the error, and returns the exit
 /// status.
-fn parse<A: Parser>(
-    arguments: impl IntoIterator<Item = OsString>,
-    switches: &[&str],
-) -> std::result::Result<A, u8> {
-    let normal = |argument| crate::flags::normal(argument, |name| switches.contains(&name));
-    A::try_parse_from(arguments.into_iter().map(normal)).map_err(|error| {
+fn parse<A: Parser>(arguments: impl IntoIterator<Item = OsString>) -> std::result::Result<A, u8> {
+    parse_in(arguments, &Environment::of_process()).map_err(|error| {
         // Without standard error, no report is possible.
         let _ = error.print();
         u8::try_from(error.exit_code()).unwrap_or(2)
     })
+}
+
+fn parse_in<A: Parser>(
+    arguments: impl IntoIterator<Item = OsString>,
+    environment: &Environment,
+) -> std::result::Result<A, clap::Error> {
+    let mut command = flags::command(A::command());
+    let expanded = flags::expand(arguments, environment, flags::kinds(&command))
+        .map_err(|error| command.error(ErrorKind::ValueValidation, error.message()))?;
+    for note in expanded.notes {
+        eprintln!("{}: {note}", command.get_name());
+    }
+    A::from_arg_matches(&command.try_get_matches_from_mut(expanded.arguments)?)
 }
 
 /// Starts the log on standard error, at the given level, with the summaries that the environment

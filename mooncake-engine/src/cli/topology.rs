@@ -39,7 +39,7 @@ fn locked_memory() -> Option<u64> {
 /// Prints the topology. Returns the exit status: 0, 1 for a file that cannot be used, or 2 for
 /// invalid arguments.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
-    let arguments = match super::parse::<Arguments>(arguments, &[]) {
+    let arguments = match super::parse::<Arguments>(arguments) {
         Ok(arguments) => arguments,
         Err(status) => return status,
     };

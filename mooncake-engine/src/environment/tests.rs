@@ -11,8 +11,8 @@ fn with(variables: &[(&str, &str)]) -> TransferEngineBuilder {
     TransferEngine::builder().clock(clock).environment_of(&variables.iter().copied().collect())
 }
 
-fn of_rdma(engine: &TransferEngineBuilder, look: impl Fn(&RdmaConfig) -> String) -> String {
-    look(&engine.rdma.clone().unwrap_or_default())
+fn of_rdma(engine: &TransferEngineBuilder, read_value: impl Fn(&RdmaConfig) -> String) -> String {
+    read_value(&engine.rdma.clone().unwrap_or_default())
 }
 
 type Look = fn(&TransferEngineBuilder) -> String;
@@ -48,22 +48,25 @@ const RDMA_CASES: &[Case] = &[
 #[rustfmt::skip]
 const CASES: &[Case] = &[
     ("MC_TRANSFER_TIMEOUT", "60", |e| format!("{:?}", e.timeout), "60s", "30s"),
-    ("MC_SLICE_TIMEOUT", "7", |e| format!("{:?}", e.longest), "Some(7s)", "None"),
+    ("MC_SLICE_TIMEOUT", "7", |e| format!("{:?}", e.max_timeout), "Some(7s)", "None"),
     ("MC_LEGACY_RPC_PORT_BINDING", "1", |e| e.port_of_name.to_string(), "true", "false"),
-    ("MC_TCP_BIND_ADDRESS", "10.1.2.3", |e| format!("{:?}", e.told), "Some(\"10.1.2.3\")", "None"),
-    ("MC_USE_IPV6", "1", |e| e.ipv6.to_string(), "true", "false"),
+    ("MC_TCP_BIND_ADDRESS", "10.1.2.3", |e| format!("{:?}", e.published_host), "Some(\"10.1.2.3\")", "None"),
+    ("MC_BIND_ADDRESS", "10.1.2.4", |e| e.bind_address.clone(), "10.1.2.4", ""),
+    ("MC_USE_IPV6", "1", |e| e.handshake.ipv6.to_string(), "true", "false"),
     ("MC_HANDSHAKE_PORT", "12345", |e| e.handshake.limits.default_port.to_string(), "12345", "12001"),
     ("MC_MIN_RPC_PORT", "16000", |e| format!("{:?}", e.drawn_ports()), "Some(16000..=17000)", "None"),
     ("MC_MIN_PRC_PORT", "16000", |e| format!("{:?}", e.drawn_ports()), "Some(16000..=17000)", "None"),
     ("MC_MAX_RPC_PORT", "15999", |e| format!("{:?}", e.drawn_ports()), "Some(15000..=15999)", "None"),
     ("MC_MAX_PRC_PORT", "15999", |e| format!("{:?}", e.drawn_ports()), "Some(15000..=15999)", "None"),
     ("MC_HANDSHAKE_CONNECT_TIMEOUT", "9", |e| format!("{:?}", e.handshake.limits.connect_timeout), "9s", "5s"),
+    ("MC_CONNECTION_BYTES", "2MB", |e| format!("{:?}", e.connection_bytes), "Some(2097152)", "None"),
     ("MC_HANDSHAKE_MAX_LENGTH", "2097152", |e| e.handshake.limits.max_len.to_string(), "2097152", "1048576"),
     ("MC_METADATA_CLUSTER_ID", "c", |e| e.options.cluster_id.clone(), "c", ""),
+    ("MC_METADATA_HTTP_TOKEN", "t", |e| format!("{:?}", e.options.token.authorization()), "Some(\"Bearer t\")", "None"),
     ("MC_REDIS_USERNAME", "u", |e| e.options.redis.username.clone(), "u", ""),
     ("MC_REDIS_PASSWORD", "p", |e| e.options.redis.password.clone(), "p", ""),
     ("MC_REDIS_DB_INDEX", "3", |e| e.options.redis.database.to_string(), "3", "0"),
-    ("MC_DISABLE_METACACHE", "1", |e| e.caches.to_string(), "false", "true"),
+    ("MC_DISABLE_METACACHE", "1", |e| e.cache_descriptors.to_string(), "false", "true"),
     ("MC_TE_METADATA_REFRESH_INTERVAL_SECONDS", "4", |e| format!("{:?}", e.refresh), "Some(4s)", "None"),
     ("MC_FORCE_TCP", "1", |e| e.force_tcp.to_string(), "true", "false"),
     ("MC_FORCE_HCA", "1", |e| e.force_rdma.to_string(), "true", "false"),
@@ -74,7 +77,7 @@ const CASES: &[Case] = &[
     ("MC_TE_METRIC", "Yes", |e| e.summary.to_string(), "true", "false"),
     ("MC_TE_METRIC_INTERVAL_SECONDS", "9", |e| format!("{:?}", e.summary_interval), "9s", "5s"),
     ("MC_TCP_PROTO", "1", |e| format!("{:?}", e.tcp.as_ref().map(|t| t.framing)), "Some(Plain)", "None"),
-    ("MC_TCP_STATUS_TIMEOUT_SEC", "2", |e| format!("{:?}", e.tcp.as_ref().map(|t| t.answer_timeout)), "Some(2s)", "None"),
+    ("MC_TCP_STATUS_TIMEOUT_SEC", "2", |e| format!("{:?}", e.tcp.as_ref().map(|t| t.response_timeout)), "Some(2s)", "None"),
     ("MC_TCP_PROGRESS_TIMEOUT_SEC", "2", |e| format!("{:?}", e.tcp.as_ref().map(|t| t.progress_timeout)), "Some(2s)", "None"),
     ("MC_TCP_LANES_PER_PEER", "2", |e| format!("{:?}", e.tcp.as_ref().map(|t| t.connections)), "Some(2)", "None"),
     ("MC_TCP_MAX_CONNECTIONS_PER_PEER", "2", |e| format!("{:?}", e.tcp.as_ref().map(|t| t.connections)), "Some(2)", "None"),
@@ -105,9 +108,9 @@ fn variables_of_nvlink_reach_the_transport() {
 
 #[test]
 fn every_variable_sets_what_it_says() {
-    for (name, value, look, set, unset) in CASES.iter().chain(RDMA_CASES).chain(GPU_CASES) {
-        assert_eq!(look(&with(&[(name, value)])), *set, "{name}={value}");
-        assert_eq!(look(&with(&[(name, "")])), *unset, "{name} is empty");
+    for (name, value, read_value, set, unset) in CASES.iter().chain(RDMA_CASES).chain(GPU_CASES) {
+        assert_eq!(read_value(&with(&[(name, value)])), *set, "{name}={value}");
+        assert_eq!(read_value(&with(&[(name, "")])), *unset, "{name} is empty");
     }
     let known: Vec<&str> = VARIABLES.iter().flat_map(|variable| variable.names()).collect();
     for name in &known {
@@ -122,10 +125,10 @@ fn every_variable_sets_what_it_says() {
 
 #[test]
 fn the_log_takes_summaries_at_every_level() {
-    for (said, level) in
+    for (config, level) in
         [("", "warn"), ("WARNING", "warn"), ("Error", "error"), ("TRACE", "trace"), ("x", "warn")]
     {
-        assert_eq!(level_of(said), format!("{level},mooncake_engine::summary=info"), "{said}");
+        assert_eq!(level_of(config), format!("{level},mooncake_engine::summary=info"), "{config}");
     }
 }
 
@@ -172,15 +175,15 @@ fn nor_does_it_of_rdma() {
         ("MC_MAX_MR_SIZE", "4095"),
         ("MC_RDMA_BIND_ADDRESS", "here"),
     ] {
-        let said = with(&[(name, value)]).rdma.unwrap_or_default();
-        assert_eq!(said, RdmaConfig::default(), "{name}={value}");
+        let config = with(&[(name, value)]).rdma.unwrap_or_default();
+        assert_eq!(config, RdmaConfig::default(), "{name}={value}");
     }
     for text in ["a", "a=", "=b", "a=b;c"] {
-        let said = with(&[("MC_NIC_PEER_AFFINITY", text)]).partners;
-        assert_eq!(said, (false, Vec::new()), "{text}");
+        let config = with(&[("MC_NIC_PEER_AFFINITY", text)]).partners;
+        assert_eq!(config, (false, Vec::new()), "{text}");
     }
-    let cut = with(&[("MC_FRAGMENT_RATIO", "2"), ("MC_SLICE_SIZE", "4096")]).rdma.unwrap_or_default();
-    assert_eq!((cut.slice_bytes, cut.fragment_bytes), (4096, 2048));
+    let config = with(&[("MC_FRAGMENT_RATIO", "2"), ("MC_SLICE_SIZE", "4096")]).rdma.unwrap_or_default();
+    assert_eq!((config.slice_bytes, config.fragment_bytes), (4096, 2048));
     let index = |text| with(&[("MC_GID_INDEX", "4"), ("NCCL_IB_GID_INDEX", text)]).rdma.unwrap_or_default();
     assert_eq!(index("1").gid_index, Some(4), "the system's own name goes first");
     assert_eq!(with(&[("MC_GID_INDEX", "-1")]).rdma.unwrap_or_default().gid_index, None);
@@ -195,9 +198,9 @@ fn variables_of_devices_reach_the_transport() {
     let rdma =
         |engine: TransferEngineBuilder| engine.protocol("rdma").transport_options().unwrap().rdma.unwrap();
     let filters = [("MC_TE_FILTERS", "a,b"), ("MC_TE_FILTERS_EXCLUDE", "b"), ("MC_GID_INDEX", "3")];
-    let said = rdma(with(&filters));
-    assert_eq!(said.discovery, Discovery::default().only(["a", "b"]).without(["b"]));
-    assert_eq!((said.gid_index, said.devices.is_empty()), (Some(3), true));
+    let config = rdma(with(&filters));
+    assert_eq!(config.discovery, Discovery::default().only(["a", "b"]).without(["b"]));
+    assert_eq!((config.gid_index, config.devices.is_empty()), (Some(3), true));
     assert_eq!(rdma(with(&[]).devices(" a, b,")).devices, ["a", "b"]);
     assert!(rdma(with(&[]).devices("auto-discovery")).devices.is_empty());
     let (switch, list) = (("MC_ENABLE_HCA_PEER_AFFINITY", "1"), ("MC_NIC_PEER_AFFINITY", "a=b"));
@@ -207,7 +210,35 @@ fn variables_of_devices_reach_the_transport() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("topology.json");
     std::fs::write(&file, r#"{"cpu:0": [["a"], ["b"]]}"#).unwrap();
-    let told = rdma(with(&[("MC_CUSTOM_TOPO_JSON", file.to_str().unwrap())]));
-    assert_eq!(told.topology.unwrap().devices(), ["a", "b"]);
+    let config = rdma(with(&[("MC_CUSTOM_TOPO_JSON", file.to_str().unwrap())]));
+    assert_eq!(config.topology.unwrap().devices(), ["a", "b"]);
     assert!(rdma(with(&[("MC_CUSTOM_TOPO_JSON", "/no/such/file")])).topology.is_none());
+}
+
+#[test]
+fn a_log_level_that_is_none_is_reported() {
+    for known in ["", "trace", "DEBUG", "Info", "WARN", "warning", "ERROR"] {
+        assert_eq!(unknown_level(known), None);
+    }
+    for unknown in ["loud", "3", "-1", "debug,info"] {
+        let warning = unknown_level(unknown).unwrap();
+        assert!(warning.starts_with(&format!("MC_LOG_LEVEL={unknown} is ignored")), "{warning}");
+        assert_eq!(level_of(unknown), level_of("warn"));
+    }
+}
+
+#[test]
+fn numbers_that_make_no_sense_are_refused_by_name() {
+    for variable in VARIABLES.iter().filter(|variable| variable.default.parse::<f64>().is_ok()) {
+        for value in ["-2", "18446744073709551616", "99999999999999999999999999", "1e400", "nan"] {
+            let mut engine = TransferEngine::builder();
+            let ignored = apply(VARIABLES, &mut engine, &[(variable.name, value)].into_iter().collect());
+            assert!(ignored.len() == 1 && ignored[0].contains(variable.name), "{ignored:?} {value}");
+        }
+    }
+    let refuses = |name, value| {
+        let mut engine = TransferEngine::builder();
+        !apply(VARIABLES, &mut engine, &[(name, value)].into_iter().collect()).is_empty()
+    };
+    assert!(refuses("MC_TRANSFER_TIMEOUT", "18446744073709551615"));
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use mooncake_core::memory::Location;
 use mooncake_core::{Error, Result};
@@ -37,13 +37,15 @@ pub struct Device {
     /// Devices whose memory the copies of this device may access directly.
     peers: Mutex<Vec<u32>>,
     lost: AtomicBool,
+    /// True if memory can be exported to the fabric, once tried.
+    pub(super) fabric: OnceLock<bool>,
 }
 
 /// Guard that makes the device's context current on this thread.
 pub(super) struct Current<'a> {
     device: &'a Device,
     // The current context belongs to this thread.
-    _here: PhantomData<*mut ()>,
+    _not_send: PhantomData<*mut ()>,
 }
 
 impl Drop for Current<'_> {
@@ -68,8 +70,9 @@ impl Cuda {
     /// Returns `INVALID_PARAMS` for an unknown device, and the errors of the driver.
     pub fn device(&'static self, number: u32) -> Result<Arc<Device>> {
         let mut devices = DEVICES.lock();
-        let known = devices.get(number as usize).and_then(Weak::upgrade).filter(|device| !device.is_lost());
-        if let Some(device) = known {
+        let existing =
+            devices.get(number as usize).and_then(Weak::upgrade).filter(|device| !device.is_lost());
+        if let Some(device) = existing {
             return Ok(device);
         }
         let count = self.device_count()?;
@@ -138,17 +141,18 @@ impl Device {
             events: Mutex::default(),
             peers: Mutex::default(),
             lost: AtomicBool::new(false),
+            fabric: OnceLock::new(),
         };
         // From here on the device is dropped as a whole.
         device.uuid = cuda.uuid(number)?;
-        device.make_streams()?;
+        device.create_streams()?;
         Ok(device)
     }
 
-    fn make_streams(&mut self) -> Result<()> {
+    fn create_streams(&mut self) -> Result<()> {
         let mut streams = Vec::new();
-        let made = (|| {
-            let _here = self.enter()?;
+        let result = (|| {
+            let _current = self.enter()?;
             let (mut least, mut greatest) = (0, 0);
             // SAFETY: the driver writes the numbers.
             let status =
@@ -168,7 +172,7 @@ impl Device {
             Ok(())
         })();
         self.streams = streams;
-        made
+        result
     }
 
     /// Returns the number of the device, as in `cuda:N`.
@@ -196,7 +200,7 @@ impl Device {
     /// Returns the errors of the driver.
     pub fn memory_in_use(&self) -> Result<usize> {
         let (mut free, mut all) = (0, 0);
-        let _here = self.enter()?;
+        let _current = self.enter()?;
         // SAFETY: the driver writes the numbers.
         let status = unsafe { call!(self, cuMemGetInfo_v2(&raw mut free, &raw mut all)) };
         self.check(status, "cannot query device memory").map(|()| all - free.min(all))
@@ -215,19 +219,11 @@ impl Device {
         self.cuda.functions()
     }
 
-    pub(super) fn attribute(&self, which: sys::CUdevice_attribute) -> c_int {
+    pub(super) fn attribute(&self, attribute: sys::CUdevice_attribute) -> c_int {
         let mut value = 0;
         // SAFETY: the driver writes the number.
-        let status = unsafe { call!(self, cuDeviceGetAttribute(&raw mut value, which, self.handle)) };
+        let status = unsafe { call!(self, cuDeviceGetAttribute(&raw mut value, attribute, self.handle)) };
         if status == ffi::SUCCESS { value } else { 0 }
-    }
-
-    /// Returns whether other hosts of the same NVLink fabric can open memory of the device.
-    pub fn has_fabric(&self) -> bool {
-        use sys::CUdevice_attribute as Attribute;
-        self.cuda.virtual_memory.is_some()
-            && self.attribute(Attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) != 0
-            && self.attribute(Attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED) != 0
     }
 
     /// Returns whether the driver has reported the loss of the context. Later copies fail.
@@ -250,7 +246,7 @@ impl Device {
         let status =
             unsafe { call!(self, cuCtxPushCurrent_v2(std::ptr::with_exposed_provenance_mut(self.context))) };
         self.check(status, "cannot use the context of a device")?;
-        Ok(Current { device: self, _here: PhantomData })
+        Ok(Current { device: self, _not_send: PhantomData })
     }
 
     pub(super) fn is_context(&self, context: sys::CUcontext) -> bool {
@@ -268,11 +264,12 @@ impl Device {
         if other.number == self.number || self.peers.lock().contains(&other.number) {
             return;
         }
-        let mut can = 0;
+        let mut can_access = 0;
         // SAFETY: the driver writes the number.
-        let status = unsafe { call!(self, cuDeviceCanAccessPeer(&raw mut can, self.handle, other.handle)) };
-        if status == ffi::SUCCESS && can != 0 {
-            let Ok(_here) = self.enter() else { return };
+        let status =
+            unsafe { call!(self, cuDeviceCanAccessPeer(&raw mut can_access, self.handle, other.handle)) };
+        if status == ffi::SUCCESS && can_access != 0 {
+            let Ok(_current) = self.enter() else { return };
             // SAFETY: a context that the other device retains.
             let status = unsafe {
                 call!(self, cuCtxEnablePeerAccess(std::ptr::with_exposed_provenance_mut(other.context), 0,))
@@ -297,14 +294,14 @@ impl Device {
     /// of a device with that many bytes.
     pub(crate) unsafe fn copy(self: &Arc<Self>, copies: &[(u64, u64, usize)]) -> Result<Event> {
         let event = self.event()?;
-        let _here = self.enter()?;
+        let _current = self.enter()?;
         let stream = self.stream();
         // SAFETY: promised by the caller.
-        let begun = unsafe { self.begin(copies, stream) };
+        let result = unsafe { self.begin(copies, stream) };
         // SAFETY: an event and a stream of this device.
         let status = unsafe { call!(self, cuEventRecord(event.raw(), stream)) };
-        let begun = begun.and(self.check(status, "cannot record event"));
-        if let Err(error) = begun {
+        let result = result.and(self.check(status, "cannot record event"));
+        if let Err(error) = result {
             // SAFETY: a stream of this device.
             unsafe { call!(self, cuStreamSynchronize(stream)) };
             return Err(error);
@@ -338,7 +335,7 @@ impl Device {
     /// # Safety
     /// The span is memory of this device without another user during the call.
     pub unsafe fn fill(&self, span: mooncake_core::memory::MemorySpan, byte: u8) -> Result<()> {
-        let _here = self.enter()?;
+        let _current = self.enter()?;
         let stream = self.stream();
         // SAFETY: promised by the caller.
         let status = unsafe { call!(self, cuMemsetD8Async(span.addr(), byte, span.len, stream)) };
@@ -356,7 +353,7 @@ impl Device {
         if let Some(event) = self.events.lock().pop() {
             return Ok(Event { device: self.clone(), event });
         }
-        let _here = self.enter()?;
+        let _current = self.enter()?;
         let mut event = null_mut();
         // SAFETY: the driver writes the event, which is destroyed with the device, or by `Event`.
         let status = unsafe { call!(self, cuEventCreate(&raw mut event, WITHOUT_TIMING)) };
@@ -367,7 +364,7 @@ impl Device {
     /// Creates an event that occurs when the current work of the stream is complete.
     pub(super) fn event_on(self: &Arc<Self>, stream: sys::CUstream) -> Result<Event> {
         let event = self.event()?;
-        let _here = self.enter()?;
+        let _current = self.enter()?;
         // SAFETY: an event of this device; the caller promises the stream.
         let status = unsafe { call!(self, cuEventRecord(event.raw(), stream)) };
         self.check(status, "cannot wait for stream")?;
@@ -418,8 +415,8 @@ impl Event {
 
     /// Returns the outcome of the work before the event, or `None` if the event has not occurred.
     pub(crate) fn poll(&self) -> Option<Result<()>> {
-        let here = self.device.enter();
-        if let Err(error) = here {
+        let current = self.device.enter();
+        if let Err(error) = current {
             return Some(Err(error));
         }
         // SAFETY: an event of this device.
@@ -431,7 +428,7 @@ impl Event {
 
     /// Waits for the event.
     pub(crate) fn wait(&self) -> Result<()> {
-        let _here = self.device.enter()?;
+        let _current = self.device.enter()?;
         // SAFETY: an event of this device.
         let status = unsafe { call!(self.device, cuEventSynchronize(self.raw())) };
         self.device.check(status, "copy failed")
@@ -445,7 +442,7 @@ impl Drop for Event {
             return events.push(self.event);
         }
         drop(events);
-        if let Ok(_here) = self.device.enter() {
+        if let Ok(_current) = self.device.enter() {
             // SAFETY: an event of this device, without another user.
             unsafe { call!(self.device, cuEventDestroy_v2(self.raw())) };
         }
@@ -454,7 +451,7 @@ impl Drop for Event {
 
 impl Drop for Device {
     fn drop(&mut self) {
-        if let Ok(_here) = self.enter() {
+        if let Ok(_current) = self.enter() {
             for event in self.events.lock().drain(..) {
                 // SAFETY: an event without a user.
                 unsafe { call!(self.cuda, cuEventDestroy_v2(std::ptr::with_exposed_provenance_mut(event))) };

@@ -20,6 +20,7 @@ pub(super) const INVALID_HANDLE: Status = sys::CUresult::CUDA_ERROR_INVALID_HAND
 pub(super) const NOT_READY: Status = sys::CUresult::CUDA_ERROR_NOT_READY as Status;
 pub(super) const PEER_ACCESS_ALREADY_ENABLED: Status =
     sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED as Status;
+pub(super) const NOT_PERMITTED: Status = sys::CUresult::CUDA_ERROR_NOT_PERMITTED as Status;
 pub(super) const NOT_SUPPORTED: Status = sys::CUresult::CUDA_ERROR_NOT_SUPPORTED as Status;
 
 /// Handle of the stream that waits for all other streams of its context that do not opt out

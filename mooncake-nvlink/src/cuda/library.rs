@@ -27,7 +27,7 @@ static LOADING: Mutex<()> = Mutex::new(());
 /// Value of [`loaded`] when the library was last found missing.
 static ABSENT: AtomicU64 = AtomicU64::new(0);
 #[cfg(test)]
-static LOOKS: AtomicU64 = AtomicU64::new(0);
+static SEARCHES: AtomicU64 = AtomicU64::new(0);
 
 /// Library of the CUDA driver in this process. There is one, which is never unloaded.
 pub struct Cuda {
@@ -73,9 +73,9 @@ impl Cuda {
 
     /// Asks the system for the library, which searches its folders if the library is missing.
     fn find_loaded() -> Option<&'static Self> {
-        let _turn = LOADING.lock();
+        let _guard = LOADING.lock();
         #[cfg(test)]
-        LOOKS.fetch_add(1, Ordering::Relaxed);
+        SEARCHES.fetch_add(1, Ordering::Relaxed);
         // SAFETY: the call loads nothing.
         let library = unsafe { Library::open(Some(NAME), RTLD_NOW | libc::RTLD_NOLOAD) };
         load_functions(library.ok()?).ok()
@@ -85,7 +85,7 @@ impl Cuda {
         if let Some(cuda) = Self::present() {
             return Ok(cuda);
         }
-        let _turn = LOADING.lock();
+        let _guard = LOADING.lock();
         let name = path.map_or(OsStr::new(NAME), Path::as_os_str);
         // SAFETY: every program that links the library runs the same initialisers.
         let library = unsafe { Library::open(Some(name), RTLD_NOW | RTLD_LOCAL) };
@@ -94,8 +94,8 @@ impl Cuda {
                 Error::invalid("invalid path of the CUDA library: it contains a zero byte")
             }
             error => {
-                let why = error.source().map_or_else(|| error.to_string(), |why| why.to_string());
-                missing(format!("cannot load libcuda.so.1: {why}"))
+                let reason = error.source().map_or_else(|| error.to_string(), |reason| reason.to_string());
+                missing(format!("cannot load libcuda.so.1: {reason}"))
             }
         })?;
         load_functions(library).map_err(missing)
@@ -204,20 +204,23 @@ impl Cuda {
     /// Returns the device allocation that an address lies in. Returns `None` for all other memory,
     /// and for managed memory, which the processor can touch.
     pub fn allocation(&self, addr: u64) -> Option<MemorySpan> {
-        let about = self.pointer(addr)?;
-        if about.kind != sys::CUmemorytype::CU_MEMORYTYPE_DEVICE as u32 || about.managed || about.size == 0 {
+        let attributes = self.pointer(addr)?;
+        if attributes.kind != sys::CUmemorytype::CU_MEMORYTYPE_DEVICE as u32
+            || attributes.managed
+            || attributes.size == 0
+        {
             return None;
         }
         let ptr = std::ptr::NonNull::new(std::ptr::with_exposed_provenance_mut(
-            usize::try_from(about.start).ok()?,
+            usize::try_from(attributes.start).ok()?,
         ))?;
-        let location = Location::Cuda(u32::try_from(about.device).ok()?);
-        Some(MemorySpan { location, ..MemorySpan::new(ptr, about.size) })
+        let location = Location::Cuda(u32::try_from(attributes.device).ok()?);
+        Some(MemorySpan { location, ..MemorySpan::new(ptr, attributes.size) })
     }
 
     /// Returns whether the driver knows an address, as device memory or as page-locked host memory.
-    pub(crate) fn knows(&self, addr: u64) -> bool {
-        self.pointer(addr).is_some_and(|about| about.kind != 0)
+    pub(crate) fn has_address(&self, addr: u64) -> bool {
+        self.pointer(addr).is_some_and(|attributes| attributes.kind != 0)
     }
 
     /// Returns the id that distinguishes an allocation of this process from all earlier and later
@@ -232,8 +235,8 @@ impl Cuda {
         if status == ffi::SUCCESS { id } else { 0 }
     }
 
-    fn pointer(&self, addr: u64) -> Option<Pointer> {
-        let mut about = Pointer { kind: 0, managed: false, device: -1, start: 0, size: 0 };
+    fn pointer(&self, addr: u64) -> Option<PointerAttributes> {
+        let mut attributes = PointerAttributes { kind: 0, managed: false, device: -1, start: 0, size: 0 };
         let mut what = [
             PointerAttribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
             PointerAttribute::CU_POINTER_ATTRIBUTE_IS_MANAGED,
@@ -242,18 +245,18 @@ impl Cuda {
             PointerAttribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE,
         ];
         let mut into: [*mut c_void; 5] = [
-            (&raw mut about.kind).cast(),
-            (&raw mut about.managed).cast(),
-            (&raw mut about.device).cast(),
-            (&raw mut about.start).cast(),
-            (&raw mut about.size).cast(),
+            (&raw mut attributes.kind).cast(),
+            (&raw mut attributes.managed).cast(),
+            (&raw mut attributes.device).cast(),
+            (&raw mut attributes.start).cast(),
+            (&raw mut attributes.size).cast(),
         ];
         // SAFETY: the list has one destination per attribute, each with the size of its attribute.
         // For unknown memory the driver writes zeros, and before its initialisation it returns an
         // error.
         let status =
             unsafe { call!(self, cuPointerGetAttributes(5, what.as_mut_ptr(), into.as_mut_ptr(), addr)) };
-        (status == ffi::SUCCESS).then_some(about)
+        (status == ffi::SUCCESS).then_some(attributes)
     }
 
     /// Converts the status of a driver call.
@@ -271,14 +274,16 @@ impl Cuda {
         };
         let name =
             text(self.functions.cuGetErrorName).unwrap_or_else(|| format!("CUDA error {status}").into());
-        let said = text(self.functions.cuGetErrorString).unwrap_or_default();
+        let description = text(self.functions.cuGetErrorString).unwrap_or_default();
         let code = match status {
             ffi::INVALID_VALUE | ffi::INVALID_HANDLE => ErrorCode::InvalidParams,
             ffi::OUT_OF_MEMORY => ErrorCode::BufferOverflow,
-            ffi::NOT_INITIALIZED | ffi::NO_DEVICE | ffi::NOT_SUPPORTED => ErrorCode::NotSupported,
+            ffi::NOT_INITIALIZED | ffi::NO_DEVICE | ffi::NOT_PERMITTED | ffi::NOT_SUPPORTED => {
+                ErrorCode::NotSupported
+            }
             _ => ErrorCode::TransferFail,
         };
-        Err(Error::new(code, format!("{what}: {said} ({name})")))
+        Err(Error::new(code, format!("{what}: {description} ({name})")))
     }
 }
 
@@ -296,7 +301,7 @@ fn loaded() -> u64 {
     loaded
 }
 
-struct Pointer {
+struct PointerAttributes {
     kind: u32,
     managed: bool,
     device: c_int,
@@ -353,9 +358,9 @@ mod tests {
     /// Each search opens folders and files, and takes longer than a put of a small value.
     #[test]
     fn a_missing_library_is_not_searched_each_time() {
-        let before = LOOKS.load(Ordering::Relaxed);
-        let asked = (0..1000).filter(|_| Cuda::present().is_none()).count();
-        let looks = LOOKS.load(Ordering::Relaxed) - before;
-        assert!(asked == 0 || looks < 10, "{looks} searches for {asked} calls");
+        let before = SEARCHES.load(Ordering::Relaxed);
+        let misses = (0..1000).filter(|_| Cuda::present().is_none()).count();
+        let searches = SEARCHES.load(Ordering::Relaxed) - before;
+        assert!(misses == 0 || searches < 10, "{searches} searches for {misses} calls");
     }
 }

@@ -38,9 +38,9 @@ impl DeviceMemory {
     /// errors of the driver.
     pub fn new(device: &Arc<Device>, len: usize) -> Result<Self> {
         let mut ptr = 0;
-        let _here = device.enter()?;
+        let _current = device.enter()?;
         // SAFETY: the driver writes the address, which is freed when the value is dropped.
-        let status = unsafe { call!(device, cuMemAlloc_v2(&raw mut ptr, some(len)?)) };
+        let status = unsafe { call!(device, cuMemAlloc_v2(&raw mut ptr, nonzero(len)?)) };
         device.check(status, &format!("cannot allocate {len} bytes of {}", device.location()))?;
         Ok(Self { device: device.clone(), span: span(ptr, len, device.location())?, mapped: None })
     }
@@ -51,45 +51,24 @@ impl DeviceMemory {
     /// # Errors
     /// Returns the errors of [`new`](Self::new), and `NOT_SUPPORTED` if the device is in no fabric.
     pub fn with_fabric(device: &Arc<Device>, len: usize) -> Result<Self> {
-        let Some(vmm) = device.cuda().virtual_memory.as_ref().filter(|_| device.has_fabric()) else {
+        if !device.has_fabric() {
             return Err(Error::new(
                 ErrorCode::NotSupported,
                 format!("{} is in no fabric", device.location()),
             ));
-        };
-        let rdma = device
-            .attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
-        let properties = sys::CUmemAllocationProp {
-            type_: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
-            requestedHandleTypes: FABRIC,
-            location: location(device.number()),
-            win32HandleMetaData: null_mut(),
-            allocFlags: sys::CUmemAllocationProp_st__bindgen_ty_1 {
-                compressionType: 0,
-                gpuDirectRDMACapable: u8::from(rdma != 0),
-                usage: 0,
-                reserved: [0; 4],
-            },
-        };
-        let _here = device.enter()?;
-        let mut grain = 0;
-        // SAFETY: the driver reads the properties and writes the number.
-        let status = unsafe {
-            call!(vmm, cuMemGetAllocationGranularity(&raw mut grain, &raw const properties, GRANULARITY))
-        };
-        device.check(status, "cannot get the granularity of memory")?;
-        let whole = some(len)?.checked_next_multiple_of(grain.max(1));
-        let whole = whole
-            .ok_or_else(|| Error::invalid(format!("cannot allocate {len} bytes: length is too large")))?;
-        let mut handle = 0;
-        // SAFETY: as above.
-        let status = unsafe { call!(vmm, cuMemCreate(&raw mut handle, whole, &raw const properties, 0)) };
-        device.check(status, &format!("cannot allocate {len} bytes of {}", device.location()))?;
-        let mapped = vmm.map_for_all(device, handle, whole);
+        }
+        let vmm = device.cuda().virtual_memory.as_ref().ok_or_else(no_vmm)?;
+        let _current = device.enter()?;
+        let (handle, rounded_len) = vmm.create_for_fabric(device, len)?;
+        let mapped = vmm.map_for_all(device, handle, rounded_len);
         // The mapping keeps the memory.
         // SAFETY: created above.
         unsafe { call!(vmm, cuMemRelease(handle)) };
-        Ok(Self { device: device.clone(), span: span(mapped?, len, device.location())?, mapped: Some(whole) })
+        Ok(Self {
+            device: device.clone(),
+            span: span(mapped?, len, device.location())?,
+            mapped: Some(rounded_len),
+        })
     }
 
     /// Returns the device.
@@ -100,10 +79,10 @@ impl DeviceMemory {
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
-        let Ok(_here) = self.device.enter() else { return };
+        let Ok(_current) = self.device.enter() else { return };
         match (self.mapped, &self.device.cuda().virtual_memory) {
             // SAFETY: mapped on creation, and no longer used.
-            (Some(whole), Some(vmm)) => unsafe { vmm.unmap(self.span.addr(), whole) },
+            (Some(rounded_len), Some(vmm)) => unsafe { vmm.unmap(self.span.addr(), rounded_len) },
             // SAFETY: allocated on creation, and no longer used.
             _ => unsafe {
                 call!(self.device, cuMemFree_v2(self.span.addr()));
@@ -135,10 +114,11 @@ pub(crate) struct Pinned {
 impl Pinned {
     pub(crate) fn new(device: &Arc<Device>, len: usize) -> Result<Self> {
         let mut ptr: *mut c_void = null_mut();
-        let _here = device.enter()?;
+        let _current = device.enter()?;
         // SAFETY: the driver writes the address, which is freed when the value is dropped.
-        let status =
-            unsafe { call!(device, cuMemHostAlloc(&raw mut ptr, some(len)?, sys::CU_MEMHOSTALLOC_PORTABLE)) };
+        let status = unsafe {
+            call!(device, cuMemHostAlloc(&raw mut ptr, nonzero(len)?, sys::CU_MEMHOSTALLOC_PORTABLE))
+        };
         device.check(status, &format!("cannot allocate {len} bytes of page-locked memory"))?;
         let ptr = NonNull::new(ptr.cast())
             .ok_or_else(|| Error::internal("internal error: page-locked memory without an address"))?;
@@ -157,7 +137,7 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        if let Ok(_here) = self.device.enter() {
+        if let Ok(_current) = self.device.enter() {
             // SAFETY: allocated on creation, and no longer used.
             unsafe { call!(self.device, cuMemFreeHost(self.span.ptr.as_ptr().cast())) };
         }
@@ -200,9 +180,9 @@ impl fmt::Debug for Allocation {
 
 impl Allocation {
     /// Exports the allocation that contains a span, with the first kind of handle that works.
-    pub(crate) fn export(device: &Arc<Device>, span: MemorySpan, ways: &[HandleKind]) -> Result<Self> {
+    pub(crate) fn export(device: &Arc<Device>, span: MemorySpan, kinds: &[HandleKind]) -> Result<Self> {
         let (mut base, mut len) = (0, 0usize);
-        let _here = device.enter()?;
+        let _current = device.enter()?;
         // SAFETY: the driver writes the numbers.
         let status =
             unsafe { call!(device, cuMemGetAddressRange_v2(&raw mut base, &raw mut len, span.addr())) };
@@ -216,9 +196,9 @@ impl Allocation {
                 base + len
             )));
         }
-        let mut why =
+        let mut reason =
             Error::new(ErrorCode::NotSupported, "cannot export memory: no kind of handle is possible");
-        for kind in ways {
+        for kind in kinds {
             let handle = match kind {
                 HandleKind::Ipc => export_ipc(device, base),
                 HandleKind::Fabric => export_fabric(device, base),
@@ -228,10 +208,10 @@ impl Allocation {
                     let id = device.cuda().buffer_id(base);
                     return Ok(Self { base, len, kind: *kind, handle, uuid: device.uuid(), id });
                 }
-                Err(error) => why = error,
+                Err(error) => reason = error,
             }
         }
-        Err(why)
+        Err(reason)
     }
 }
 
@@ -280,19 +260,22 @@ fn export_fabric(device: &Device, base: u64) -> Result<[u8; HANDLE_BYTES]> {
 pub(crate) fn dma_buf(device: &Arc<Device>, span: MemorySpan) -> Result<(OwnedFd, u64)> {
     /// Alignment of the bounds that the driver requires: pages of the host.
     const PAGE: u64 = 4096;
-    let no = |why: &str| {
-        Error::new(ErrorCode::NotSupported, format!("cannot export dma-buf of {}: {why}", device.location()))
+    let unsupported = |reason: &str| {
+        Error::new(
+            ErrorCode::NotSupported,
+            format!("cannot export dma-buf of {}: {reason}", device.location()),
+        )
     };
     let supported = device.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED) != 0;
     let handles = device.cuda().range_handles.as_ref().filter(|_| supported);
-    let handles = handles.ok_or_else(|| no("the driver or the device does not support it"))?;
+    let handles = handles.ok_or_else(|| unsupported("the driver or the device does not support it"))?;
     let (mut base, mut len) = (0, 0usize);
-    let _here = device.enter()?;
+    let _current = device.enter()?;
     // SAFETY: the driver writes the numbers.
     let status = unsafe { call!(device, cuMemGetAddressRange_v2(&raw mut base, &raw mut len, span.addr())) };
     device.check(status, "cannot find the allocation")?;
     if base > span.addr() || base + (len as u64) < span.addr() + span.len as u64 {
-        return Err(no("the memory is not in one allocation"));
+        return Err(unsupported("the memory is not in one allocation"));
     }
     let end = (base + len as u64).next_multiple_of(PAGE);
     let first = base - base % PAGE;
@@ -322,7 +305,7 @@ impl Imported {
     pub(crate) fn open(device: &Arc<Device>, allocation: &Allocation) -> Result<Self> {
         let len = usize::try_from(allocation.len)
             .map_err(|_| Error::invalid("cannot open memory of a peer: it exceeds the address space"))?;
-        let _here = device.enter()?;
+        let _current = device.enter()?;
         let at = match allocation.kind {
             HandleKind::Ipc => {
                 let mut at = 0;
@@ -333,13 +316,15 @@ impl Imported {
                     unsafe { call!(device, cuIpcOpenMemHandle_v2(&raw mut at, handle, LAZY_PEER_ACCESS)) };
                 device.check(status, "memory of a peer cannot be opened")?;
                 // The announced length may be wrong.
-                let (mut base, mut there) = (0, 0usize);
+                let (mut base, mut actual_len) = (0, 0usize);
                 // SAFETY: the driver writes the numbers.
                 let status =
-                    unsafe { call!(device, cuMemGetAddressRange_v2(&raw mut base, &raw mut there, at)) };
-                let known = device.check(status, "cannot query memory of a peer");
-                let fits = known.and_then(|()| match there < len {
-                    true => Err(Error::invalid(format!("memory of a peer has {there} bytes, not {len}"))),
+                    unsafe { call!(device, cuMemGetAddressRange_v2(&raw mut base, &raw mut actual_len, at)) };
+                let queried = device.check(status, "cannot query memory of a peer");
+                let fits = queried.and_then(|()| match actual_len < len {
+                    true => {
+                        Err(Error::invalid(format!("memory of a peer has {actual_len} bytes, not {len}")))
+                    }
                     false => Ok(at),
                 });
                 if fits.is_err() {
@@ -370,7 +355,7 @@ impl Imported {
     }
 
     /// Returns whether the mapping is for copies of that device, in its current context.
-    pub(crate) fn is_of(&self, device: &Arc<Device>) -> bool {
+    pub(crate) fn is_for(&self, device: &Arc<Device>) -> bool {
         Arc::ptr_eq(&self.device, device)
     }
 
@@ -387,7 +372,7 @@ impl Imported {
         if self.closed.swap(true, Ordering::AcqRel) {
             return;
         }
-        let Ok(_here) = self.device.enter() else { return };
+        let Ok(_current) = self.device.enter() else { return };
         match (self.kind, &self.device.cuda().virtual_memory) {
             // SAFETY: mapped by `open`, and no longer used.
             (HandleKind::Fabric, Some(vmm)) => unsafe { vmm.unmap(self.at, self.len) },
@@ -419,7 +404,89 @@ fn location(device: u32) -> sys::CUmemLocation {
     }
 }
 
+impl Device {
+    /// Returns whether other hosts of the same NVLink fabric can open memory of the device. The
+    /// first call allocates and exports a little memory: the attribute of a device says nothing of
+    /// the permission, which takes a channel of the IMEX service.
+    pub fn has_fabric(&self) -> bool {
+        if let Some(existing) = self.fabric.get() {
+            return *existing;
+        }
+        let outcome = self.export_to_fabric();
+        if let Err(error) = &outcome {
+            tracing::debug!(%error, "memory of {} is not opened by a fabric", self.location());
+            // Full memory says nothing of the fabric.
+            if error.code() == ErrorCode::BufferOverflow {
+                return false;
+            }
+        }
+        *self.fabric.get_or_init(|| outcome.is_ok())
+    }
+
+    fn export_to_fabric(&self) -> Result<()> {
+        use sys::CUdevice_attribute as Attribute;
+        let required = [
+            Attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
+            Attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED,
+        ];
+        if required.into_iter().any(|attribute| self.attribute(attribute) == 0) {
+            let text = format!("cannot export memory to a fabric: {} supports none", self.location());
+            return Err(Error::new(ErrorCode::NotSupported, text));
+        }
+        let vmm = self.cuda().virtual_memory.as_ref().ok_or_else(no_vmm)?;
+        let _current = self.enter()?;
+        let (memory, _) = vmm.create_for_fabric(self, 1)?;
+        let mut bytes = [0u8; HANDLE_BYTES];
+        // SAFETY: a fabric handle has as many bytes; the memory is released once.
+        let status = unsafe {
+            let status =
+                call!(vmm, cuMemExportToShareableHandle(bytes.as_mut_ptr().cast(), memory, FABRIC, 0));
+            call!(vmm, cuMemRelease(memory));
+            status
+        };
+        self.check(status, "cannot get fabric handle")
+    }
+}
+
 impl VirtualMemory {
+    /// Creates memory that a fabric can open. Returns its handle and its length, a multiple of the
+    /// granularity of the device. The context of the device is current.
+    fn create_for_fabric(
+        &self,
+        device: &Device,
+        len: usize,
+    ) -> Result<(sys::CUmemGenericAllocationHandle, usize)> {
+        let rdma = device
+            .attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
+        let properties = sys::CUmemAllocationProp {
+            type_: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+            requestedHandleTypes: FABRIC,
+            location: location(device.number()),
+            win32HandleMetaData: null_mut(),
+            allocFlags: sys::CUmemAllocationProp_st__bindgen_ty_1 {
+                compressionType: 0,
+                gpuDirectRDMACapable: u8::from(rdma != 0),
+                usage: 0,
+                reserved: [0; 4],
+            },
+        };
+        let mut grain = 0;
+        // SAFETY: the driver reads the properties and writes the number.
+        let status = unsafe {
+            call!(self, cuMemGetAllocationGranularity(&raw mut grain, &raw const properties, GRANULARITY))
+        };
+        device.check(status, "cannot get the granularity of memory")?;
+        let rounded_len = nonzero(len)?.checked_next_multiple_of(grain.max(1));
+        let rounded_len = rounded_len
+            .ok_or_else(|| Error::invalid(format!("cannot allocate {len} bytes: length is too large")))?;
+        let mut handle = 0;
+        // SAFETY: as above.
+        let status =
+            unsafe { call!(self, cuMemCreate(&raw mut handle, rounded_len, &raw const properties, 0)) };
+        device.check(status, &format!("cannot allocate {len} bytes of {}", device.location()))?;
+        Ok((handle, rounded_len))
+    }
+
     /// Maps memory at a free address, readable and writable for all devices of this process. The
     /// context of the device is current.
     fn map_for_all(
@@ -472,7 +539,7 @@ fn no_vmm() -> Error {
     Error::new(ErrorCode::NotSupported, "the driver is too old for fabrics")
 }
 
-fn some(len: usize) -> Result<usize> {
+fn nonzero(len: usize) -> Result<usize> {
     if len == 0 {
         return Err(Error::invalid("cannot allocate memory of zero bytes"));
     }

@@ -50,7 +50,7 @@ impl StreamRef {
             None => device_of(cuda, handle)?,
         };
         let stream = Self { device, stream: handle };
-        let _here = stream.device.enter()?;
+        let _current = stream.device.enter()?;
         let mut capturing = 0u32;
         // SAFETY: the caller promises a stream.
         let status =
@@ -62,7 +62,7 @@ impl StreamRef {
                 "cannot order transfer: the stream is being captured into a graph",
             ));
         }
-        drop(_here);
+        drop(_current);
         Ok(stream)
     }
 
@@ -95,7 +95,7 @@ impl StreamRef {
                 _ => Wait::CU_STREAM_WAIT_VALUE_FLUSH as u32,
             };
             let at_least = Wait::CU_STREAM_WAIT_VALUE_GEQ as u32;
-            let _here = self.device.enter()?;
+            let _current = self.device.enter()?;
             // SAFETY: the flag is not reused before this stream has seen it raised.
             let status =
                 unsafe { call!(waits, cuStreamWaitValue32_v2(self.raw(), flag as u64, 1, at_least | flush)) };
@@ -109,15 +109,16 @@ impl StreamRef {
             }
         }
         let gate = Arc::new(Gate::default());
-        let theirs = Arc::into_raw(gate.clone());
-        let _here = self.device.enter()?;
+        let driver_reference = Arc::into_raw(gate.clone());
+        let _current = self.device.enter()?;
         // SAFETY: the function owns the reference; the driver calls it once, or never if this
         // fails.
-        let status =
-            unsafe { call!(self.device, cuLaunchHostFunc(self.raw(), Some(pass), theirs.cast_mut().cast())) };
+        let status = unsafe {
+            call!(self.device, cuLaunchHostFunc(self.raw(), Some(pass), driver_reference.cast_mut().cast()))
+        };
         if let Err(error) = self.device.check(status, "cannot hold stream back") {
             // SAFETY: the function was not called.
-            drop(unsafe { Arc::from_raw(theirs) });
+            drop(unsafe { Arc::from_raw(driver_reference) });
             return Err(error);
         }
         Ok(Hold(HoldMethod::Gate(gate)))
@@ -189,11 +190,11 @@ impl Flags {
         let mut state = self.state.lock();
         let FlagState { pages, free, passing } = &mut *state;
         passing.retain(|(flag, passed)| {
-            let over = passed.poll().is_some();
-            if over {
+            let has_passed = passed.poll().is_some();
+            if has_passed {
                 free.push(*flag);
             }
-            !over
+            !has_passed
         });
         if free.is_empty() {
             let page = Pinned::new(device, PAGE)?;

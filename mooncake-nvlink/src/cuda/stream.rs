@@ -23,7 +23,7 @@ impl Stream {
     /// Returns the errors of the driver.
     pub fn new(device: &Arc<Device>) -> Result<Self> {
         let mut stream = null_mut();
-        let _here = device.enter()?;
+        let _current = device.enter()?;
         // SAFETY: the driver writes the stream, which is destroyed when the value is dropped.
         let status = unsafe { call!(device, cuStreamCreateWithPriority(&raw mut stream, 0, 0)) };
         device.check(status, "cannot create stream")?;
@@ -44,7 +44,7 @@ impl Stream {
     /// Until the work of the stream is complete, the span is device memory that no other code uses
     /// out of order.
     pub unsafe fn fill(&self, span: MemorySpan, byte: u8) -> Result<()> {
-        let _here = self.device.enter()?;
+        let _current = self.device.enter()?;
         // SAFETY: promised by the caller.
         let status = unsafe { call!(self.device, cuMemsetD8Async(span.addr(), byte, span.len, self.raw())) };
         self.device.check(status, "cannot fill memory")
@@ -65,7 +65,7 @@ impl Stream {
                 from.len, to.len
             )));
         }
-        let _here = self.device.enter()?;
+        let _current = self.device.enter()?;
         // SAFETY: promised by the caller.
         let status =
             unsafe { call!(self.device, cuMemcpyAsync(to.addr(), from.addr(), from.len, self.raw())) };
@@ -77,7 +77,7 @@ impl Stream {
     /// # Errors
     /// Returns the errors of its work.
     pub fn is_idle(&self) -> Result<bool> {
-        let _here = self.device.enter()?;
+        let _current = self.device.enter()?;
         // SAFETY: a stream of this value.
         match unsafe { call!(self.device, cuStreamQuery(self.raw())) } {
             ffi::NOT_READY => Ok(false),
@@ -90,7 +90,7 @@ impl Stream {
     /// # Errors
     /// Returns the errors of its work.
     pub fn wait(&self) -> Result<()> {
-        let _here = self.device.enter()?;
+        let _current = self.device.enter()?;
         // SAFETY: a stream of this value.
         let status = unsafe { call!(self.device, cuStreamSynchronize(self.raw())) };
         self.device.check(status, "work of the stream failed")
@@ -103,7 +103,7 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        if let Ok(_here) = self.device.enter() {
+        if let Ok(_current) = self.device.enter() {
             // SAFETY: a stream of this value.
             unsafe { call!(self.device, cuStreamDestroy_v2(self.raw())) };
         }

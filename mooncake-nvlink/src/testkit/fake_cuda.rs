@@ -14,10 +14,10 @@ use std::sync::OnceLock;
 
 /// Source files of the fake. The first file is the one to compile.
 const SOURCE: [(&str, &str); 4] = [
-    ("cuda.c", include_str!("../../double/cuda.c")),
-    ("handles.h", include_str!("../../double/handles.h")),
-    ("streams.h", include_str!("../../double/streams.h")),
-    ("devices.h", include_str!("../../double/devices.h")),
+    ("cuda.c", include_str!("../../fake/cuda.c")),
+    ("handles.h", include_str!("../../fake/handles.h")),
+    ("streams.h", include_str!("../../fake/streams.h")),
+    ("devices.h", include_str!("../../fake/devices.h")),
 ];
 
 /// Builds the fake in the folder for temporary files, once per version and user. Returns its path.
@@ -42,19 +42,19 @@ pub fn build(folder: &Path) -> PathBuf {
         .fold(0xcbf2_9ce4_8422_2325u64, |sum, byte| (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
     // SAFETY: the call returns a number.
     let user = unsafe { libc::getuid() };
-    let folder = folder.join(format!("mooncake-cuda-double-{user}-{sum:016x}"));
+    let folder = folder.join(format!("mooncake-fake-cuda-{user}-{sum:016x}"));
     let library = folder.join("libcuda.so.1");
     if library.exists() {
         return library;
     }
     // Other processes may build it at the same time; each file is complete when it gets its final
     // name.
-    let own = folder.join(format!("build-{}", std::process::id()));
-    std::fs::create_dir_all(&own).expect("cannot create the folder of the fake libcuda");
+    let build_folder = folder.join(format!("build-{}", std::process::id()));
+    std::fs::create_dir_all(&build_folder).expect("cannot create the folder of the fake libcuda");
     for (name, text) in SOURCE {
-        std::fs::write(own.join(name), text).expect("cannot write the source of the fake libcuda");
+        std::fs::write(build_folder.join(name), text).expect("cannot write the source of the fake libcuda");
     }
-    let (source, built) = (own.join(SOURCE[0].0), own.join("built"));
+    let (source, built) = (build_folder.join(SOURCE[0].0), build_folder.join("built"));
     let status = Command::new("cc")
         .args(["-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-pthread"])
         .args(["-Wl,-soname,libcuda.so.1", "-o"])
@@ -65,7 +65,7 @@ pub fn build(folder: &Path) -> PathBuf {
         .expect("cannot run the C compiler (`cc`), which builds the fake libcuda");
     assert!(status.success(), "cannot build the fake libcuda: {status}");
     std::fs::rename(&built, &library).expect("cannot rename the fake libcuda");
-    let _ = std::fs::remove_dir_all(&own);
+    let _ = std::fs::remove_dir_all(&build_folder);
     library
 }
 
@@ -110,7 +110,8 @@ pub enum Fault {
     Slow = 6,
     /// No batches of copies (1), as with older drivers, or batches (0).
     NoBatch = 7,
-    /// Device in a fabric (1), or not (0).
+    /// Device in a fabric (1), or not (0). With 2 it reports a fabric and refuses to allocate
+    /// memory for it, with 3 to export it, as without a channel of the IMEX service.
     Fabric = 8,
     /// Failure of the next copies, as many as given, at their beginning.
     CopyFails = 9,
@@ -121,18 +122,19 @@ pub enum Fault {
 
 impl FakeCuda {
     /// Injects a fault.
-    pub fn inject(self, fault: Fault, how: u64) {
+    pub fn inject(self, fault: Fault, value: u64) {
         // SAFETY: the function of the fake has that type.
         let function: extern "C" fn(c_int, c_long) =
-            unsafe { std::mem::transmute(self.symbol(c"double_inject")) };
-        function(fault as c_int, how.cast_signed() as c_long);
+            unsafe { std::mem::transmute(self.symbol(c"fake_cuda_inject")) };
+        function(fault as c_int, value.cast_signed() as c_long);
     }
 
     /// Returns the number of live driver objects: memory, streams, events, imports and retained
     /// contexts together.
-    pub fn live(self) -> c_long {
+    pub fn live_objects(self) -> c_long {
         // SAFETY: the function of the fake has that type.
-        let function: extern "C" fn() -> c_long = unsafe { std::mem::transmute(self.symbol(c"double_live")) };
+        let function: extern "C" fn() -> c_long =
+            unsafe { std::mem::transmute(self.symbol(c"fake_cuda_live")) };
         function()
     }
 
@@ -141,7 +143,7 @@ impl FakeCuda {
     ///
     /// # Panics
     /// Panics when there is no such device.
-    pub fn make_current(self, device: u32) -> MadeCurrent {
+    pub fn make_current(self, device: u32) -> CurrentContext {
         let (mut context, number) = (std::ptr::null_mut::<c_void>(), device as c_int);
         // SAFETY: the driver functions of those names have these types.
         unsafe {
@@ -152,14 +154,14 @@ impl FakeCuda {
             assert_eq!(retain(&raw mut context, number), 0, "cannot retain the context of device {device}");
             assert_eq!(push(context), 0);
         }
-        MadeCurrent { fake: self, device: number, _here: PhantomData }
+        CurrentContext { fake: self, device: number, _not_send: PhantomData }
     }
 
     /// Returns how often the primary context of a device is retained.
     pub fn contexts(self, device: u32) -> c_long {
         // SAFETY: the function of the fake has that type.
         let function: extern "C" fn(c_int) -> c_long =
-            unsafe { std::mem::transmute(self.symbol(c"double_contexts")) };
+            unsafe { std::mem::transmute(self.symbol(c"fake_cuda_contexts")) };
         function(device as c_int)
     }
 
@@ -167,7 +169,7 @@ impl FakeCuda {
     pub fn unaided(self) -> c_long {
         // SAFETY: the function of the fake has that type.
         let function: extern "C" fn() -> c_long =
-            unsafe { std::mem::transmute(self.symbol(c"double_unaided")) };
+            unsafe { std::mem::transmute(self.symbol(c"fake_cuda_unaided")) };
         function()
     }
 
@@ -176,7 +178,7 @@ impl FakeCuda {
         let name = CString::new(of).expect("the name has no zero byte");
         // SAFETY: the function of the fake has that type.
         let function: extern "C" fn(*const c_char) -> c_long =
-            unsafe { std::mem::transmute(self.symbol(c"double_calls")) };
+            unsafe { std::mem::transmute(self.symbol(c"fake_cuda_calls")) };
         function(name.as_ptr())
     }
 
@@ -190,14 +192,14 @@ impl FakeCuda {
 
 /// Context that is current on this thread.
 #[derive(Debug)]
-pub struct MadeCurrent {
+pub struct CurrentContext {
     fake: FakeCuda,
     device: c_int,
     // The context belongs to this thread.
-    _here: PhantomData<*mut ()>,
+    _not_send: PhantomData<*mut ()>,
 }
 
-impl Drop for MadeCurrent {
+impl Drop for CurrentContext {
     fn drop(&mut self) {
         let mut context = std::ptr::null_mut::<c_void>();
         // SAFETY: the driver functions of those names have these types; the pushed and retained

@@ -7,7 +7,7 @@ mod fixture;
 #[allow(unsafe_code)]
 pub mod processes;
 
-pub use fake_cuda::{FakeCuda, Fault, MadeCurrent, build, load, path};
+pub use fake_cuda::{CurrentContext, FakeCuda, Fault, build, load, path};
 pub use fixture::OnGpu;
 
 use std::sync::Arc;

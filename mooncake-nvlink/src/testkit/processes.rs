@@ -37,23 +37,23 @@ fn runtime() -> Runtime {
 /// # Panics
 /// Panics when a call fails.
 pub fn owner(count: Count<'_>) {
-    let mut orders = std::io::stdin().lines();
-    let Some(seed) = orders.next().and_then(|line| line.ok()?.parse::<u8>().ok()) else { return };
+    let mut commands = std::io::stdin().lines();
+    let Some(seed) = commands.next().and_then(|line| line.ok()?.parse::<u8>().ok()) else { return };
     let runtime = runtime();
     let node = NvlinkTransport::start(NvlinkConfig::default(), runtime.handle()).unwrap();
     let device = device(0);
     let memory = filled(&device, LEN, seed);
     let mut region = Some(Region::register(&node, memory.clone(), Access::Remote).unwrap());
     let mut cycles = 0u8;
-    say(&describe(&node, region.as_ref().unwrap()));
-    for line in orders {
+    print_line(&describe(&node, region.as_ref().unwrap()));
+    for line in commands {
         match line.unwrap().as_str() {
             "close" => {
                 drop(region.take());
                 // A peer must not see any of the bytes written from now on.
                 // SAFETY: the memory is allocated, and closed.
                 unsafe { device.fill(memory.span(), seed + 1) }.unwrap();
-                say("closed");
+                print_line("closed");
             }
             "cycle" => {
                 let memory = Arc::new(DeviceMemory::new(&device, 4096).unwrap());
@@ -61,9 +61,9 @@ pub fn owner(count: Count<'_>) {
                 // SAFETY: new, and without another user.
                 unsafe { device.fill(memory.span(), cycles) }.unwrap();
                 region = Some(Region::register(&node, memory, Access::Remote).unwrap());
-                say(&region.as_ref().unwrap().addr().to_string());
+                print_line(&region.as_ref().unwrap().addr().to_string());
             }
-            "count" => say(&format!("{} {} {}", count(), descriptors(), resident())),
+            "count" => print_line(&format!("{} {} {}", count(), descriptors(), resident())),
             other => panic!("{other}?"),
         }
     }
@@ -92,7 +92,7 @@ fn resident() -> usize {
     line.trim().trim_end_matches("kB").trim().parse().unwrap()
 }
 
-fn say(line: &str) {
+fn print_line(line: &str) {
     let mut out = std::io::stdout();
     writeln!(out, "> {line}").unwrap();
     out.flush().unwrap();
@@ -118,18 +118,18 @@ impl Owner {
         loop {
             let line = self.lines.next().expect("the owner prints a line").unwrap();
             // The test harness prints lines, too, and begins a line.
-            if let Some((_, said)) = line.split_once("> ") {
-                return said.to_owned();
+            if let Some((_, text)) = line.split_once("> ") {
+                return text.to_owned();
             }
         }
     }
 
-    fn send_command(&mut self, what: &str) {
-        writeln!(self.child.stdin.as_mut().unwrap(), "{what}").unwrap();
+    fn send_command(&mut self, command: &str) {
+        writeln!(self.child.stdin.as_mut().unwrap(), "{command}").unwrap();
     }
 
-    fn ask(&mut self, what: &str) -> String {
-        self.send_command(what);
+    fn run_command(&mut self, command: &str) -> String {
+        self.send_command(command);
         self.read_line()
     }
 
@@ -223,8 +223,8 @@ pub fn killed_and_followed(spawn: Spawn<'_>) {
     // Under the same name as before.
     let owner = Owner::start(spawn, 7);
     assert!(user.read(&peer, addr, 64).is_err(), "the old connection does not lead to the new owner");
-    let again = user.connect(&owner.desc).unwrap();
-    assert_eq!(user.read(&again, owner.addr(), 64).unwrap(), [7; 64]);
+    let new_peer = user.connect(&owner.desc).unwrap();
+    assert_eq!(user.read(&new_peer, owner.addr(), 64).unwrap(), [7; 64]);
     owner.kill();
 }
 
@@ -250,7 +250,7 @@ pub fn closed_under_a_reader(spawn: Spawn<'_>) {
             }
         });
         has_read.recv().unwrap();
-        assert_eq!(owner.ask("close"), "closed");
+        assert_eq!(owner.run_command("close"), "closed");
         let (reads, error) = reader.join().unwrap();
         assert!(reads > 0);
         assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
@@ -266,7 +266,8 @@ fn without_endpoint(mut desc: SegmentDesc) -> SegmentDesc {
 }
 
 /// Checks that a descriptor alone leads to memory, as that of a node of Mooncake C++, and never to
-/// the memory of an earlier owner.
+/// the memory of another owner. The driver keeps memory that a peer has open, so the bytes of an
+/// owner that has ended stay until the last peer has closed them.
 ///
 /// # Panics
 /// Panics when the check fails.
@@ -278,11 +279,18 @@ pub fn by_descriptor_alone(spawn: Spawn<'_>) {
     assert_eq!(user.read(&peer, owner.addr() + 5, 64).unwrap(), [4; 64]);
     assert_eq!(user.read(&peer, owner.addr() + LEN as u64 - 1, 2).unwrap_err().kind(), ErrorKind::Invalid);
     owner.kill();
+    let at = desc.buffers[0].addr;
+    assert_eq!(user.read(&peer, at, 64).unwrap(), [4; 64], "the mapping keeps the memory");
     let owner = Owner::start(spawn, 6);
-    let peer = user.connect(&without_endpoint(owner.desc.clone())).unwrap();
-    assert_eq!(user.read(&peer, owner.addr(), 64).unwrap(), [6; 64], "the earlier memory was read");
+    let next = user.connect(&without_endpoint(owner.desc.clone())).unwrap();
+    assert_eq!(user.read(&next, owner.addr(), 64).unwrap(), [6; 64], "the earlier memory was read");
+    assert_eq!(user.read(&peer, at, 64).unwrap(), [4; 64], "the later memory was read");
     owner.kill();
-    let error = user.connect(&desc).and_then(|peer| user.read(&peer, desc.buffers[0].addr, 64)).unwrap_err();
+    // While it is open, the driver may open it once more.
+    let open = || user.connect(&desc).and_then(|peer| user.read(&peer, at, 64));
+    assert!(open().map_or(true, |bytes| bytes == [4; 64]), "other memory was read");
+    drop((peer, next));
+    let error = open().unwrap_err();
     assert!(error.to_string().contains("cannot be opened"), "{error}");
 }
 
@@ -300,21 +308,21 @@ pub fn two_nodes_of_one_process(spawn: Spawn<'_>) -> bool {
         User::with_upkeep_interval(Duration::from_secs(3600)),
     ];
     let peers = [users[0].connect(&owner.desc).unwrap(), users[1].connect(&owner.desc).unwrap()];
-    let (mut places, mut again) = (Vec::new(), false);
+    let (mut addresses, mut is_reused) = (Vec::new(), false);
     for cycle in 1..=6u8 {
-        let at: u64 = owner.ask("cycle").parse().unwrap();
-        again |= places.contains(&at);
-        places.push(at);
+        let at: u64 = owner.run_command("cycle").parse().unwrap();
+        is_reused |= addresses.contains(&at);
+        addresses.push(at);
         // In turns, so that each has memory open whose end the other does not know yet.
-        let turn = usize::from(cycle / 3 % 2);
-        for at_a_time in [turn, 1 - turn].into_iter().take(if cycle < 3 { 2 } else { 1 }) {
-            let read = users[at_a_time].read(&peers[at_a_time], at, 64);
+        let first = usize::from(cycle / 3 % 2);
+        for user in [first, 1 - first].into_iter().take(if cycle < 3 { 2 } else { 1 }) {
+            let read = users[user].read(&peers[user], at, 64);
             let read = read.unwrap_or_else(|error| panic!("cycle {cycle}: {error}"));
             assert_eq!(read, [cycle; 64], "cycle {cycle}: bytes of another allocation");
         }
     }
     owner.kill();
-    again
+    is_reused
 }
 
 /// Registers, exports, opens, reads and closes memory so many times. Objects, descriptors and
@@ -329,7 +337,7 @@ pub fn cycles(spawn: Spawn<'_>, count: Count<'_>, cycles: usize) -> String {
     let mut local = Some(local.split_at(64).unwrap().0);
     let mut before = None;
     for cycle in 0..cycles {
-        let at: u64 = owner.ask("cycle").parse().unwrap();
+        let at: u64 = owner.run_command("cycle").parse().unwrap();
         let read = [Transfer::new(at, local.take().unwrap())];
         let (result, [read]) = transfer::read(&user.node, &peer, read, None).wait();
         result.unwrap_or_else(|error| panic!("cycle {cycle}: {error}"));
@@ -337,25 +345,57 @@ pub fn cycles(spawn: Spawn<'_>, count: Count<'_>, cycles: usize) -> String {
         local = Some(read.buffer);
         // By then the pools are full.
         if cycle == cycles / 10 {
-            before = Some((counted(count), owner.ask("count")));
+            before = Some((counted(count), owner.run_command("count")));
         }
     }
-    let (ours, theirs) = (counted(count), owner.ask("count"));
-    let (ours_before, theirs_before) = before.unwrap();
-    let said = format!(
-        "objects, descriptors, kilobytes: user {ours_before} -> {ours}, owner {theirs_before} -> {theirs}"
+    let (user_counts, owner_counts) = (counted(count), owner.run_command("count"));
+    let (user_counts_before, owner_counts_before) = before.unwrap();
+    let text = format!(
+        "objects, descriptors, kilobytes: user {user_counts_before} -> {user_counts}, owner {owner_counts_before} -> {owner_counts}"
     );
-    flat(&ours_before, &ours);
-    flat(&theirs_before, &theirs);
+    assert_no_growth(&user_counts_before, &user_counts);
+    assert_no_growth(&owner_counts_before, &owner_counts);
     owner.kill();
-    said
+    text
+}
+
+/// Reads the memory of that many owners, one after the other, each of which is then killed. Driver
+/// objects and descriptors of them must be released within a minute.
+///
+/// # Panics
+/// Panics when they are not.
+pub fn departed_owners(spawn: Spawn<'_>, count: Count<'_>, owners: u8) {
+    let user = User::new();
+    let read_from_owner = |seed: u8| {
+        let owner = Owner::start(spawn, seed);
+        let peer = user.connect(&owner.desc).unwrap();
+        assert_eq!(user.read(&peer, owner.addr(), 64).unwrap(), [seed; 64]);
+        owner.kill();
+    };
+    let used = || {
+        user.node.release_departed();
+        (count(), descriptors())
+    };
+    // Pools and contexts are made by the first reads.
+    (0..2).for_each(read_from_owner);
+    let before = used();
+    (2..owners).for_each(read_from_owner);
+    let end = user.node.clock().now().after(Duration::from_secs(60));
+    loop {
+        let after = used();
+        if after.0 <= before.0 && after.1 <= before.1 {
+            return;
+        }
+        assert!(user.node.clock().now() < end, "objects, descriptors: {before:?} -> {after:?}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 fn counted(count: Count<'_>) -> String {
     format!("{} {} {}", count(), descriptors(), resident())
 }
 
-fn flat(before: &str, after: &str) {
+fn assert_no_growth(before: &str, after: &str) {
     let numbers = |text: &str| -> Vec<i64> { text.split(' ').map(|word| word.parse().unwrap()).collect() };
     let (before, after) = (numbers(before), numbers(after));
     // The last region is open in one process and not in the other, and upkeep may keep it open a

@@ -226,6 +226,21 @@ impl AgentMachine {
         }
     }
 
+    /// Records that the coordinator refuses this process for a reason that further attempts do not
+    /// mend. Calls of a process without a session fail at once.
+    pub fn connection_refused(
+        &mut self,
+        connection: ConnectionId,
+        reason: String,
+        now: Moment,
+        effects: &mut Vec<AgentEffect>,
+    ) {
+        match self.connection() == Some(connection) && self.world.is_none() {
+            true => self.end(reason, effects),
+            false => self.connection_failed(connection, reason, now),
+        }
+    }
+
     fn connection(&self) -> Option<ConnectionId> {
         match self.control {
             Control::Connecting { connection, .. }

@@ -9,10 +9,10 @@ use crate::message::{ExchangeTag, Payload};
 use crate::staging::Staged;
 
 /// Largest number of rounds of a rank that are kept until this rank begins them.
-pub(super) const MAX_AHEAD: usize = 64;
+pub(super) const MAX_EARLY_ROUNDS: usize = 64;
 /// Largest number of messages to one rank that it has not taken. Further ones are not sent: that
 /// rank counts this one as not arrived.
-pub(super) const MAX_UNTAKEN: usize = 16;
+pub(super) const MAX_UNACKNOWLEDGED: usize = 16;
 /// Round of a buffer that has ended.
 pub(super) const ENDED: u64 = u64::MAX;
 /// Largest number of ended buffers that are remembered.
@@ -31,7 +31,7 @@ pub(super) struct State {
     /// Present round of each buffer.
     pub(super) rounds: HashMap<u64, u64>,
     /// Messages that their receivers have not taken, with their staged bytes.
-    pub(super) untaken: HashMap<(u8, u64), Option<Staged>>,
+    pub(super) unacknowledged: HashMap<(u8, u64), Option<Staged>>,
     /// Number of failures of each slot.
     pub(super) losses: HashMap<u8, u64>,
     pub(super) is_closed: bool,
@@ -44,13 +44,13 @@ impl State {
         let present = self.rounds.entry(buffer).or_default();
         *present = (*present).max(round);
         let round = *present;
-        let mut late = Vec::new();
-        self.arrived.retain(|(slot, theirs), (id, _)| {
-            let stays = theirs.buffer != buffer || theirs.round >= round;
-            if !stays {
-                late.push((*slot, *id));
+        let mut obsolete = Vec::new();
+        self.arrived.retain(|(slot, message_tag), (id, _)| {
+            let is_current = message_tag.buffer != buffer || message_tag.round >= round;
+            if !is_current {
+                obsolete.push((*slot, *id));
             }
-            stays
+            is_current
         });
         let ended = || self.rounds.iter().filter(|(_, round)| **round == ENDED).map(|(buffer, _)| *buffer);
         if ended().count() > MAX_ENDED
@@ -58,15 +58,15 @@ impl State {
         {
             self.rounds.remove(&oldest);
         }
-        late
+        obsolete
     }
 }
 
 impl Exchanges {
     /// Takes an acknowledgement. Returns false if it is not one of an exchange.
     pub(super) fn take_acknowledgement(&self, slot: u8, id: u64) -> bool {
-        let taken = self.state.lock().untaken.remove(&(slot, id));
-        taken.is_some()
+        let removed = self.state.lock().unacknowledged.remove(&(slot, id));
+        removed.is_some()
     }
 
     /// Ends the wait for a slot, and drops the data from and for the slot.
@@ -75,7 +75,7 @@ impl Exchanges {
             let mut state = self.state.lock();
             *state.losses.entry(slot).or_default() += 1;
             state.arrived.retain(|(from, _), _| *from != slot);
-            state.untaken.retain(|(to, _), _| *to != slot);
+            state.unacknowledged.retain(|(to, _), _| *to != slot);
         }
         self.changed.notify_waiters();
     }

@@ -12,11 +12,11 @@ use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_engine::TransportSet;
 use mooncake_transport::{SliceMut, Target};
 
-use super::executor::{Agreement, Executor, Interrupted, Patience};
+use super::executor::{Agreement, Executor, Interrupted, ProgressTimeout};
 use super::transfer::{ReadError, Source, copy_out, fill, payload_of};
 use crate::call::{Buffer, Collective, Fold, Place, Plan, bits, inline_bytes};
-use crate::message::{Loan, Message, Payload, Round, Tag};
-use crate::staging::{Keep, SCRATCH_BYTES, Scratch, Staged};
+use crate::message::{Message, Payload, Round, StagedDescriptor, Tag};
+use crate::staging::{MemoryGuard, SCRATCH_BYTES, Scratch, Staged};
 
 /// Longest part of a tensor that is reduced at a time.
 const FOLD_BYTES: usize = 256 << 10;
@@ -27,8 +27,8 @@ const SECOND: u8 = 1;
 
 /// Bytes that have arrived.
 enum Arrived {
-    InMessage(Bytes),
-    Apart(Staged),
+    Inline(Bytes),
+    Staged(Staged),
 }
 
 /// Data of one attempt: the bytes that wait for the end of the operation, and what went wrong.
@@ -49,10 +49,10 @@ struct Attempt {
 }
 
 /// Staged input of a reduction: the slot, the bytes and the process that has them.
-type Input = (u8, Loan, Target<TransportSet>);
+type StagedInput = (u8, StagedDescriptor, Target<TransportSet>);
 
 /// Transfer of the bytes of a slot: into their destination, or apart with their destination.
-type Pull = Pin<Box<dyn Future<Output = (u8, Result<Option<(Buffer, Staged)>, ReadError>)> + Send>>;
+type PendingRead = Pin<Box<dyn Future<Output = (u8, Result<Option<(Buffer, Staged)>, ReadError>)> + Send>>;
 
 impl Collective {
     /// Returns whether no rank has any byte to move, as far as one rank knows it of all.
@@ -76,8 +76,12 @@ impl Executor {
     /// The reason why this rank has no result.
     ///
     /// # Safety
-    /// `keep` keeps the buffers of the call allocated, and nothing else uses them.
-    pub(super) async unsafe fn perform(&mut self, call: &Collective, keep: &Keep) -> Result<()> {
+    /// `guard` keeps the buffers of the call allocated, and nothing else uses them.
+    pub(super) async unsafe fn run_collective(
+        &mut self,
+        call: &Collective,
+        guard: &MemoryGuard,
+    ) -> Result<()> {
         let mut source: Option<Source> = None;
         let own = self.shared.own.0;
         let digest = call.digest();
@@ -107,16 +111,16 @@ impl Executor {
                 }
             }
             let plan = call.plan(own, self.members(), &input);
-            let longest = plan.offers.iter().map(|(_, range)| range.len()).max().unwrap_or(0);
+            let max_len = plan.offers.iter().map(|(_, range)| range.len()).max().unwrap_or(0);
             let staged = match source.take() {
                 None => {
                     let unstaged = call.unstaged(own, &plan, &input);
                     // SAFETY: promised by the caller.
-                    unsafe { Source::stage(&self.shared.plane, &input, longest, unstaged) }.await
+                    unsafe { Source::stage(&self.shared.plane, &input, max_len, unstaged) }.await
                 }
                 Some(mut source) => {
                     // SAFETY: as above.
-                    unsafe { source.share(&self.shared.plane, longest) }.await.map(|()| source)
+                    unsafe { source.share(&self.shared.plane, max_len) }.await.map(|()| source)
                 }
             };
             let tag = self.tag(digest);
@@ -125,7 +129,7 @@ impl Executor {
                 Ok(staged) => {
                     let staged = source.insert(staged);
                     // SAFETY: promised by the caller.
-                    unsafe { self.attempt(tag, &plan, staged, &mut attempt, keep) }.await
+                    unsafe { self.attempt(tag, &plan, staged, &mut attempt, guard) }.await
                 }
                 Err(error) => {
                     attempt.fault = Some(error);
@@ -150,14 +154,14 @@ impl Executor {
     /// Moves the data of an operation in one round.
     ///
     /// # Safety
-    /// As for `perform`.
+    /// As for `run_collective`.
     async unsafe fn attempt(
         &mut self,
         tag: Tag,
         plan: &Plan,
         source: &Source,
         attempt: &mut Attempt,
-        keep: &Keep,
+        guard: &MemoryGuard,
     ) -> Result<(), Interrupted> {
         for (slot, range) in &plan.offers {
             let payload = source.payload(range.clone());
@@ -174,16 +178,16 @@ impl Executor {
         }
         if let Some(fold) = &plan.fold {
             // SAFETY: passed on.
-            return unsafe { self.fold(tag, fold, source, attempt, keep) }.await;
+            return unsafe { self.fold(tag, fold, source, attempt, guard) }.await;
         }
         // SAFETY: passed on.
-        unsafe { self.gather(tag, FIRST, &plan.places, attempt, keep) }.await
+        unsafe { self.gather(tag, FIRST, &plan.places, attempt, guard) }.await
     }
 
     /// Waits until every participant is ready.
     async fn gather_ready(&mut self, tag: Tag, attempt: &mut Attempt) -> Result<(), Interrupted> {
-        let mut patience = Patience::new(self.shared.plane.timeouts.collective());
-        let mut waited_for = 0;
+        let mut progress_timeout = ProgressTimeout::new(self.shared.plane.timeouts.collective());
+        let mut last_missing = 0;
         loop {
             let mut missing = 0;
             let mut refused = None;
@@ -192,10 +196,10 @@ impl Executor {
                 let inbox = self.shared.inbox.lock();
                 for slot in bits(peers) {
                     let ready = &inbox.members[usize::from(slot)].ready;
-                    let theirs = ready.iter().find(|(theirs, _)| same_attempt(*theirs, tag));
-                    match theirs {
+                    let remote = ready.iter().find(|(remote, _)| same_attempt(*remote, tag));
+                    match remote {
                         None => missing |= 1u64 << slot,
-                        Some((theirs, success)) if !success || theirs.call != tag.call => {
+                        Some((remote, success)) if !success || remote.call != tag.call => {
                             refused = Some(slot)
                         }
                         Some(_) => {}
@@ -210,12 +214,12 @@ impl Executor {
             // A participant may have finished and sent its next progress already. Its readiness
             // counts.
             let is_early = is_planted("pg-operation-ends-before-all-are-ready");
-            if (missing == 0 || is_early) && self.round == tag.round && self.shared.plane.take_all() {
+            if (missing == 0 || is_early) && self.round == tag.round && self.shared.plane.deliver_all() {
                 // A rank that was stopped meanwhile may have been left out.
                 if self.is_abandoned(tag.round) {
                     return Err(Interrupted);
                 }
-                attempt.was_agreed = self.doubts();
+                attempt.was_agreed = self.begin_round_after_pause();
                 return if attempt.was_agreed { Err(Interrupted) } else { Ok(()) };
             }
             // A participant that is ready may end as soon as it has finished: its loss does not
@@ -232,26 +236,26 @@ impl Executor {
                 tokio::task::yield_now().await;
                 continue;
             }
-            if missing != waited_for {
-                patience.restart();
-                waited_for = missing;
+            if missing != last_missing {
+                progress_timeout.restart();
+                last_missing = missing;
             }
-            self.wait_for(missing, &mut patience).await;
+            self.wait_for(missing, &mut progress_timeout).await;
         }
     }
 
     /// Takes the offers of a part that have arrived from the slots.
     fn take_offers(&mut self, tag: Tag, part: u8, from: &mut u64) -> Result<Vec<(u8, Payload)>, Error> {
         let mut inbox = self.shared.inbox.lock();
-        let mut taken = Vec::new();
+        let mut offers = Vec::new();
         for slot in bits(self.peers()) {
             let member = &mut inbox.members[usize::from(slot)];
-            let other_call = |theirs: &Tag| same_attempt(*theirs, tag) && theirs.call != tag.call;
+            let other_call = |remote: &Tag| same_attempt(*remote, tag) && remote.call != tag.call;
             if member.offers.iter().any(|offer| other_call(&offer.tag))
                 || member
                     .ready
                     .iter()
-                    .any(|(theirs, success)| other_call(theirs) || same_attempt(*theirs, tag) && !success)
+                    .any(|(remote, success)| other_call(remote) || same_attempt(*remote, tag) && !success)
             {
                 return Err(refused_by(slot));
             }
@@ -260,11 +264,11 @@ impl Executor {
             }
             let offer = member.offers.iter().position(|offer| offer.tag == tag && offer.part == part);
             if let Some(at) = offer {
-                taken.push((slot, member.offers.swap_remove(at).payload));
+                offers.push((slot, member.offers.swap_remove(at).payload));
                 *from &= !(1 << slot);
             }
         }
-        Ok(taken)
+        Ok(offers)
     }
 
     /// Waits for the offers of a part, and passes each to `take`, which may begin a transfer. No
@@ -275,35 +279,35 @@ impl Executor {
         part: u8,
         mut from: u64,
         attempt: &mut Attempt,
-        mut take: impl FnMut(&mut Attempt, u8, Payload) -> Option<Pull> + Send,
+        mut take: impl FnMut(&mut Attempt, u8, Payload) -> Option<PendingRead> + Send,
     ) -> Result<(), Interrupted> {
-        let mut pulls: FuturesUnordered<Pull> = FuturesUnordered::new();
-        let mut patience = Patience::new(self.shared.plane.timeouts.collective());
+        let mut reads: FuturesUnordered<PendingRead> = FuturesUnordered::new();
+        let mut progress_timeout = ProgressTimeout::new(self.shared.plane.timeouts.collective());
         let end = loop {
             match self.take_offers(tag, part, &mut from) {
                 Ok(offers) if !offers.is_empty() => {
-                    patience.restart();
+                    progress_timeout.restart();
                     for (slot, payload) in offers {
-                        pulls.extend(take(attempt, slot, payload));
+                        reads.extend(take(attempt, slot, payload));
                     }
                 }
                 Ok(_) => {}
                 Err(error) => attempt.fault = Some(error),
             }
-            if attempt.fault.is_some() || from == 0 && pulls.is_empty() {
+            if attempt.fault.is_some() || from == 0 && reads.is_empty() {
                 break Ok(());
             }
             if self.is_interrupted(tag.round) {
                 break Err(Interrupted);
             }
             tokio::select! {
-                Some((slot, result)) = pulls.next(), if !pulls.is_empty() => {
-                    patience.restart();
+                Some((slot, result)) = reads.next(), if !reads.is_empty() => {
+                    progress_timeout.restart();
                     match result {
                         Ok(None) => {}
-                        Ok(Some((buffer, staged))) => attempt.writes.push((buffer, Arrived::Apart(staged))),
+                        Ok(Some((buffer, staged))) => attempt.writes.push((buffer, Arrived::Staged(staged))),
                         // The sender has left the round, and its progress will say so.
-                        Err(ReadError::GivenUp) => from |= 1 << slot,
+                        Err(ReadError::Withdrawn) => from |= 1 << slot,
                         Err(ReadError::Local(error)) => attempt.fault = Some(error),
                         Err(ReadError::Failed(error)) => {
                             tracing::info!(slot, %error, "cannot read the data of a rank");
@@ -313,25 +317,25 @@ impl Executor {
                         }
                     }
                 }
-                () = self.wait_for(from, &mut patience) => {}
+                () = self.wait_for(from, &mut progress_timeout) => {}
             }
         };
         // Nothing touches the caller's memory afterwards. Each transfer has a deadline.
-        while pulls.next().await.is_some() {}
+        while reads.next().await.is_some() {}
         end
     }
 
     /// Copies the offers of a part to their destinations.
     ///
     /// # Safety
-    /// As for `perform`.
+    /// As for `run_collective`.
     async unsafe fn gather(
         &mut self,
         tag: Tag,
         part: u8,
         places: &[(u8, Place)],
         attempt: &mut Attempt,
-        keep: &Keep,
+        guard: &MemoryGuard,
     ) -> Result<(), Interrupted> {
         let from = places.iter().fold(0, |from, (slot, _)| from | 1 << slot);
         let shared = self.shared.clone();
@@ -344,17 +348,18 @@ impl Executor {
                     None
                 }
                 (Some((_, Place::To(buffer))), Payload::Inline(bytes)) => {
-                    attempt.writes.push((*buffer, Arrived::InMessage(bytes)));
+                    attempt.writes.push((*buffer, Arrived::Inline(bytes)));
                     None
                 }
-                (Some((_, Place::To(buffer))), Payload::Staged(loan)) if part == FIRST && !is_early => {
-                    let (buffer, read) = (*buffer, shared.clone().read_apart(slot, loan, buffer.len));
+                (Some((_, Place::To(buffer))), Payload::Staged(descriptor)) if part == FIRST && !is_early => {
+                    let (buffer, read) =
+                        (*buffer, shared.clone().read_to_staging(slot, descriptor, buffer.len));
                     Some(Box::pin(async move { (slot, read.await.map(|staged| Some((buffer, staged)))) }))
                 }
-                (Some((_, Place::To(buffer))), Payload::Staged(loan)) => {
+                (Some((_, Place::To(buffer))), Payload::Staged(descriptor)) => {
                     // Every attempt writes all of a reduced tensor.
                     // SAFETY: promised by the caller; the destinations do not overlap.
-                    let read = unsafe { shared.clone().read(slot, loan, *buffer, keep.clone()) };
+                    let read = unsafe { shared.clone().read(slot, descriptor, *buffer, guard.clone()) };
                     Some(Box::pin(async move { (slot, read.await.map(|()| None)) }))
                 }
                 _ => {
@@ -369,14 +374,14 @@ impl Executor {
     /// Reduces the offers of the first part, and moves the results in the second part.
     ///
     /// # Safety
-    /// As for `perform`.
+    /// As for `run_collective`.
     async unsafe fn fold(
         &mut self,
         tag: Tag,
         fold: &Fold,
         source: &Source,
         attempt: &mut Attempt,
-        keep: &Keep,
+        guard: &MemoryGuard,
     ) -> Result<(), Interrupted> {
         let mut inputs: Vec<(u8, Payload)> = Vec::new();
         let len = fold.own.len();
@@ -401,7 +406,7 @@ impl Executor {
                 self.shared.send_to(*slot, Message::Offer { tag, part: SECOND, payload });
             }
             if let Some(Place::To(buffer)) = fold.result {
-                attempt.writes.push((buffer, Arrived::InMessage(result)));
+                attempt.writes.push((buffer, Arrived::Inline(result)));
             }
         } else {
             // SAFETY: passed on.
@@ -411,13 +416,13 @@ impl Executor {
             }
         }
         // SAFETY: passed on.
-        unsafe { self.gather(tag, SECOND, &fold.places, attempt, keep) }.await
+        unsafe { self.gather(tag, SECOND, &fold.places, attempt, guard) }.await
     }
 
     /// Reduces staged inputs in parts that fit into scratch memory.
     ///
     /// # Safety
-    /// As for `perform`.
+    /// As for `run_collective`.
     async unsafe fn fold_staged(
         &mut self,
         tag: Tag,
@@ -431,12 +436,12 @@ impl Executor {
             let deadline = self.shared.transfer_deadline(0);
             let mut targets = Vec::with_capacity(inputs.len());
             for (slot, payload) in inputs {
-                let Payload::Staged(loan) = payload else { return Err(refused_by(*slot)) };
-                targets.push((*slot, *loan, self.shared.target(*slot, deadline).await));
+                let Payload::Staged(descriptor) = payload else { return Err(refused_by(*slot)) };
+                targets.push((*slot, *descriptor, self.shared.target(*slot, deadline).await));
             }
             let staged = match fold.receivers.is_empty() {
                 true => None,
-                false => Some(self.shared.plane.pool.lend(len).await?),
+                false => Some(self.shared.plane.pool.allocate(len).await?),
             };
             Ok((targets, staged, self.shared.plane.pool.scratch()?))
         };
@@ -447,10 +452,10 @@ impl Executor {
                 return Ok(());
             }
         };
-        let mut open: Vec<Input> = Vec::with_capacity(targets.len());
-        for (slot, loan, target) in targets {
+        let mut open: Vec<StagedInput> = Vec::with_capacity(targets.len());
+        for (slot, descriptor, target) in targets {
             match target {
-                Ok(target) => open.push((slot, loan, target)),
+                Ok(target) => open.push((slot, descriptor, target)),
                 Err(error) => {
                     tracing::info!(slot, %error, "cannot reach the data of a rank");
                     self.shared.lose_slot(slot);
@@ -483,9 +488,9 @@ impl Executor {
             unsafe { fold_parts(fold, parts, at, from..from + size, source, staged.as_ref()) };
             tokio::task::yield_now().await;
         }
-        let lacking = self.check_inputs(&open).await;
-        if lacking != 0 {
-            return Err(self.interruption(tag.round, lacking).await);
+        let invalid = self.check_inputs(&open).await;
+        if invalid != 0 {
+            return Err(self.interruption(tag.round, invalid).await);
         }
         if let Some(staged) = staged {
             for slot in &fold.receivers {
@@ -493,7 +498,7 @@ impl Executor {
                 self.shared.send_to(*slot, Message::Offer { tag, part: SECOND, payload });
             }
             match fold.result {
-                Some(Place::To(buffer)) => attempt.writes.push((buffer, Arrived::Apart(staged))),
+                Some(Place::To(buffer)) => attempt.writes.push((buffer, Arrived::Staged(staged))),
                 _ => attempt.reduced = Some(staged),
             }
         }
@@ -501,26 +506,26 @@ impl Executor {
     }
 
     /// Checks that the inputs were read as announced. Returns the slots of the others.
-    async fn check_inputs(&self, inputs: &[Input]) -> u64 {
-        let checks = inputs.iter().map(|(_, loan, target)| self.shared.check(target, loan));
-        let mut lacking = 0;
+    async fn check_inputs(&self, inputs: &[StagedInput]) -> u64 {
+        let checks = inputs.iter().map(|(_, descriptor, target)| self.shared.check(target, descriptor));
+        let mut invalid = 0;
         for ((slot, ..), result) in inputs.iter().zip(join_all(checks).await) {
             if let Err(error) = result {
-                lacking |= 1 << slot;
+                invalid |= 1 << slot;
                 if let ReadError::Failed(error) | ReadError::Local(error) = error {
                     tracing::info!(slot, %error, "cannot read the data of a rank");
                     self.shared.lose_slot(*slot);
                 }
             }
         }
-        lacking
+        invalid
     }
 
     /// Waits for the end of a round in which this rank lacks data of the slots.
     async fn interruption(&mut self, round: Round, slots: u64) -> Interrupted {
-        let mut patience = Patience::new(self.shared.plane.timeouts.collective());
+        let mut progress_timeout = ProgressTimeout::new(self.shared.plane.timeouts.collective());
         while !self.is_interrupted(round) {
-            self.wait_for(slots, &mut patience).await;
+            self.wait_for(slots, &mut progress_timeout).await;
         }
         Interrupted
     }
@@ -532,7 +537,7 @@ impl Executor {
     /// The errors of the scratch memory.
     async fn read_parts(
         &self,
-        inputs: &[Input],
+        inputs: &[StagedInput],
         from: usize,
         size: usize,
         scratch: &Scratch,
@@ -542,8 +547,8 @@ impl Executor {
         let rest = parts.split_off(inputs.len());
         let engine = &self.shared.plane.engine;
         let deadline = self.shared.transfer_deadline(size);
-        let reads = inputs.iter().zip(parts).map(|((_, loan, target), sink)| {
-            engine.read(target, loan.address + from as u64, sink, Some(deadline))
+        let reads = inputs.iter().zip(parts).map(|((_, descriptor, target), sink)| {
+            engine.read(target, descriptor.address + from as u64, sink, Some(deadline))
         });
         let mut parts = Vec::with_capacity(inputs.len() + 1);
         let mut all = true;
@@ -575,7 +580,7 @@ unsafe fn fold_parts(
     source: &Source,
     staged: Option<&Staged>,
 ) {
-    let Some(spare) = parts.pop() else { return };
+    let Some(unused) = parts.pop() else { return };
     let pointer =
         |part: &SliceMut<TransportSet>| std::ptr::with_exposed_provenance_mut::<u8>(part.addr() as usize);
     let size = range.len();
@@ -586,7 +591,7 @@ unsafe fn fold_parts(
     let out = match (staged, place) {
         (Some(staged), _) => staged.part(range.clone()),
         (None, Some(place)) => place.as_ptr(),
-        (None, None) => pointer(&spare),
+        (None, None) => pointer(&unused),
     };
     // SAFETY: scratch memory is private to this process, and these are the only ranges of it in
     // use. They do not overlap. No other code uses the result, as promised by the caller, and
@@ -601,9 +606,9 @@ unsafe fn fold_parts(
 
 /// Reduces inputs that have come in messages.
 fn fold_inline(own: u8, fold: &Fold, inputs: &[(u8, Payload)], source: &Source) -> Bytes {
-    let mut mine = vec![0; fold.own.len()];
+    let mut own_input = vec![0; fold.own.len()];
     // SAFETY: as long as the range.
-    unsafe { source.copy_to(fold.own.clone(), mine.as_mut_ptr()) };
+    unsafe { source.copy_to(fold.own.clone(), own_input.as_mut_ptr()) };
     let mut slices: Vec<&[u8]> = Vec::with_capacity(inputs.len() + 1);
     let at = inputs.iter().position(|(slot, _)| *slot > own).unwrap_or(inputs.len());
     for (_, payload) in inputs {
@@ -613,7 +618,7 @@ fn fold_inline(own: u8, fold: &Fold, inputs: &[(u8, Payload)], source: &Source) 
         }
     }
     let mut result = vec![0; fold.own.len()];
-    slices.insert(at.min(slices.len()), &mine);
+    slices.insert(at.min(slices.len()), &own_input);
     fold.reduction.apply(&slices, &mut result);
     result.into()
 }
@@ -633,17 +638,17 @@ impl Attempt {
         for (buffer, arrived) in self.writes {
             match arrived {
                 // SAFETY: promised by the caller.
-                Arrived::InMessage(bytes) => unsafe { fill(buffer, &bytes) },
+                Arrived::Inline(bytes) => unsafe { fill(buffer, &bytes) },
                 // SAFETY: as above.
-                Arrived::Apart(staged) => unsafe { copy_out(&staged, buffer) }.await,
+                Arrived::Staged(staged) => unsafe { copy_out(&staged, buffer) }.await,
             }
         }
         self.local.map_or(Ok(()), Err)
     }
 }
 
-fn same_attempt(theirs: Tag, own: Tag) -> bool {
-    (theirs.operation, theirs.round) == (own.operation, own.round)
+fn same_attempt(remote: Tag, own: Tag) -> bool {
+    (remote.operation, remote.round) == (own.operation, own.round)
 }
 
 fn does_not_fit(slot: u8) -> Error {

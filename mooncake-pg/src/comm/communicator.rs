@@ -12,11 +12,11 @@ use super::executor::{Call, Executor};
 use super::p2p::failed_with;
 use super::shared::{CommunicatorOptions, Shared, not_active, unavailable};
 use crate::call::{Buffer, Collective};
-use crate::driver::Driving;
+use crate::driver::DriverGuard;
 use crate::link::{DataPlane, Recipient};
 use crate::message::{Envelope, ExchangeTag, Message};
 use crate::operation::{Operation, closed};
-use crate::staging::keep;
+use crate::staging::share_guard;
 use crate::view::{MAX_RANKS, Membership, Slot};
 
 /// Largest number of collective operations that wait for their turn.
@@ -58,16 +58,16 @@ impl Communicator {
     /// Makes this thread carry out the operations of this process, for [`Operation::drive_by`].
     /// Operations that are started meanwhile begin there. Returns `None` if another thread does so,
     /// or if a rank of another host takes part.
-    pub fn drive(&self) -> Option<Driving> {
+    pub fn drive(&self) -> Option<DriverGuard> {
         self.shared.plane.driver.enter()
     }
 
     /// Starts an operation: its first steps are done on this thread.
     fn begin<R>(&self, start: impl FnOnce() -> R) -> R {
-        let driving = self.drive();
+        let driver_guard = self.drive();
         let started = start();
-        if let Some(driving) = driving {
-            driving.turn();
+        if let Some(driver_guard) = driver_guard {
+            driver_guard.run_ready();
         }
         started
     }
@@ -88,7 +88,7 @@ impl Communicator {
     /// operations wait. The guard is dropped then.
     ///
     /// # Safety
-    /// Until `keep` is dropped, the buffers of the call stay allocated, no other code writes the
+    /// Until `guard` is dropped, the buffers of the call stay allocated, no other code writes the
     /// inputs, and no other code touches the outputs.
     pub unsafe fn start(&self, collective: Collective, guard: Box<dyn Send>) -> Result<Operation> {
         let shared = &self.shared;
@@ -100,7 +100,8 @@ impl Communicator {
             return Err(not_active(shared.own));
         }
         let (operation, pending) = Operation::new(Some(&shared.plane.driver));
-        let call = Call { collective, keep: keep(guard), pending, _counted: Counted::new(&shared.gauge) };
+        let call =
+            Call { collective, guard: share_guard(guard), pending, _counted: Counted::new(&shared.gauge) };
         match self.begin(|| self.calls.try_send(call)) {
             Ok(()) => Ok(operation),
             Err(mpsc::error::TrySendError::Full(_)) => Err(unavailable(format!(
@@ -119,12 +120,12 @@ impl Communicator {
     /// the slot has failed, the operation fails.
     ///
     /// # Safety
-    /// Until `keep` is dropped, the buffer stays allocated and no other code writes it.
+    /// Until `guard` is dropped, the buffer stays allocated and no other code writes it.
     pub unsafe fn send(&self, tensor: Buffer, to: Slot, guard: Box<dyn Send>) -> Result<Operation> {
         if !self.shared.check_partner(to)? {
             return Ok(failed_at_once(to));
         }
-        Ok(self.begin(|| self.shared.post_send(tensor, to, keep(guard))))
+        Ok(self.begin(|| self.shared.post_send(tensor, to, share_guard(guard))))
     }
 
     /// Receives a tensor from the process of a slot. A shorter message fills the start of the
@@ -134,12 +135,12 @@ impl Communicator {
     /// As [`send`](Self::send).
     ///
     /// # Safety
-    /// Until `keep` is dropped, the buffer stays allocated and no other code touches it.
+    /// Until `guard` is dropped, the buffer stays allocated and no other code touches it.
     pub unsafe fn receive(&self, tensor: Buffer, from: Slot, guard: Box<dyn Send>) -> Result<Operation> {
         if !self.shared.check_partner(from)? {
             return Ok(failed_at_once(from));
         }
-        Ok(self.begin(|| self.shared.post_receive(tensor, Some(from), keep(guard))))
+        Ok(self.begin(|| self.shared.post_receive(tensor, Some(from), share_guard(guard))))
     }
 
     /// Receives a tensor from any other slot, and returns that slot in
@@ -153,7 +154,7 @@ impl Communicator {
     pub unsafe fn receive_any(&self, tensor: Buffer, guard: Box<dyn Send>) -> Result<Operation> {
         self.shared.check_open()?;
         self.shared.check_global()?;
-        Ok(self.begin(|| self.shared.post_receive(tensor, None, keep(guard))))
+        Ok(self.begin(|| self.shared.post_receive(tensor, None, share_guard(guard))))
     }
 
     /// Exchanges messages of any length with other ranks, until all have arrived or `timeout` has
@@ -169,7 +170,7 @@ impl Communicator {
     /// `UNAVAILABLE_IN_CURRENT_STATUS` if the communicator has no view yet, is closed or quiescing.
     ///
     /// # Safety
-    /// Until `keep` is dropped, the buffers stay allocated, no other code writes the outputs, and
+    /// Until `guard` is dropped, the buffers stay allocated, no other code writes the outputs, and
     /// no other code touches the inputs.
     pub unsafe fn exchange(
         &self,
@@ -181,7 +182,7 @@ impl Communicator {
     ) -> Result<Operation> {
         self.shared.check_open()?;
         self.shared.check_global()?;
-        Ok(self.shared.post_exchange(tag, outputs, inputs, timeout, keep(guard)))
+        Ok(self.shared.post_exchange(tag, outputs, inputs, timeout, share_guard(guard)))
     }
 
     /// Ends the rounds of a buffer. Messages for it are refused from now on.

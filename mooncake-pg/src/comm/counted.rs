@@ -9,13 +9,13 @@ use tokio::sync::Notify;
 pub(super) struct Gauge {
     running: AtomicUsize,
     /// Number of operations of all communicators.
-    of_all: Arc<AtomicUsize>,
+    process_total: Arc<AtomicUsize>,
     drained: Notify,
 }
 
 impl Gauge {
-    pub(super) fn new(of_all: Arc<AtomicUsize>) -> Arc<Self> {
-        Arc::new(Self { running: AtomicUsize::new(0), of_all, drained: Notify::new() })
+    pub(super) fn new(process_total: Arc<AtomicUsize>) -> Arc<Self> {
+        Arc::new(Self { running: AtomicUsize::new(0), process_total, drained: Notify::new() })
     }
 
     /// Waits until no operation is in progress.
@@ -38,14 +38,14 @@ pub(super) struct Counted(Arc<Gauge>);
 impl Counted {
     pub(super) fn new(gauge: &Arc<Gauge>) -> Self {
         gauge.running.fetch_add(1, Ordering::SeqCst);
-        gauge.of_all.fetch_add(1, Ordering::SeqCst);
+        gauge.process_total.fetch_add(1, Ordering::SeqCst);
         Self(gauge.clone())
     }
 }
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        self.0.of_all.fetch_sub(1, Ordering::SeqCst);
+        self.0.process_total.fetch_sub(1, Ordering::SeqCst);
         if self.0.running.fetch_sub(1, Ordering::SeqCst) == 1 {
             self.0.drained.notify_waiters();
         }

@@ -17,13 +17,13 @@ use super::shared::{Shared, not_active};
 use crate::call::{Collective, bits};
 use crate::message::{Envelope, Message, Progress, Round, Tag};
 use crate::operation::{Outcome, Pending, closed};
-use crate::staging::Keep;
+use crate::staging::MemoryGuard;
 use crate::view::{Evidence, MAX_RANKS, MemberState, Slot, View};
 
 /// Collective call that waits for its turn.
 pub(super) struct Call {
     pub(super) collective: Collective,
-    pub(super) keep: Keep,
+    pub(super) guard: MemoryGuard,
     pub(super) pending: Pending,
     pub(super) _counted: Counted,
 }
@@ -42,7 +42,7 @@ pub(super) struct Executor {
     /// Round in which the last operation was finished, unless this rank was left out of it.
     finished: Option<Round>,
     /// Slots that did not respond within the timeout, and have sent nothing since.
-    dead: u64,
+    unresponsive: u64,
     /// True if the next operation needs a new round.
     is_stale: bool,
     /// True while an operation is in progress.
@@ -52,9 +52,9 @@ pub(super) struct Executor {
     /// Slots whose failure was seen during the present operation.
     pub(super) failed: u64,
     /// Slots that the last operation has named as failed.
-    named: u64,
+    reported_failed: u64,
     /// Slots that have failed since, and have left the active set before an operation has seen it.
-    unnamed: u64,
+    unreported_failed: u64,
     /// Pauses of this process which the present round takes into account.
     pauses: u64,
     /// Last evidence that was reported about each slot.
@@ -69,7 +69,7 @@ pub(super) enum Agreement {
     /// Another participant has finished the operation in the round in which this one was ready.
     Finished,
     /// The others go on, or have gone on, without this rank.
-    LeftOut,
+    Excluded,
     /// The view has this rank no longer.
     Inactive,
     /// The communicator is closed.
@@ -81,12 +81,12 @@ pub(super) enum Agreement {
 pub(super) struct Interrupted;
 
 /// Time limit that starts again with each step of progress.
-pub(super) struct Patience {
+pub(super) struct ProgressTimeout {
     sleep: Pin<Box<Sleep>>,
     limit: Duration,
 }
 
-impl Patience {
+impl ProgressTimeout {
     pub(super) fn new(limit: Duration) -> Self {
         Self { sleep: Box::pin(sleep(limit)), limit }
     }
@@ -112,13 +112,13 @@ impl Executor {
             round: Round::default(),
             next: None,
             finished: None,
-            dead: 0,
+            unresponsive: 0,
             is_stale: false,
             is_busy: false,
             settled: 0,
             failed: 0,
-            named: 0,
-            unnamed: 0,
+            reported_failed: 0,
+            unreported_failed: 0,
             reported: [None; MAX_RANKS],
         }
     }
@@ -133,7 +133,7 @@ impl Executor {
             }
             tokio::select! {
                 call = calls.recv() => match call {
-                    Some(call) => self.carry_out(call).await,
+                    Some(call) => self.run_call(call).await,
                     None => break,
                 },
                 () = self.wake() => {}
@@ -160,29 +160,29 @@ impl Executor {
 
     /// Waits for a message, a view, or the end of patience. In the last case the slots that this
     /// rank waits for are examined.
-    pub(super) async fn wait_for(&mut self, slots: u64, patience: &mut Patience) {
-        self.shared.plane.driver.expect(slots.count_ones());
+    pub(super) async fn wait_for(&mut self, slots: u64, progress_timeout: &mut ProgressTimeout) {
+        self.shared.plane.driver.set_expected(slots.count_ones());
         let expired = tokio::select! {
             () = self.wake() => false,
-            () = patience.end() => true,
+            () = progress_timeout.end() => true,
         };
         if expired {
-            self.examine(slots).await;
-            patience.restart();
+            self.probe_slots(slots).await;
+            progress_timeout.restart();
         }
     }
 
     /// Asks whether the processes of the slots respond. A slot without a response is absent from
     /// now on.
-    async fn examine(&mut self, slots: u64) {
+    async fn probe_slots(&mut self, slots: u64) {
         // A process that was stopped after its message and before its notice silences the others.
-        self.shared.plane.driver.attend();
+        self.shared.plane.driver.poll_messages();
         let shared = &self.shared;
-        let asked = bits(slots).map(|slot| async move { (slot, shared.responds(slot).await) });
-        for (slot, is_alive) in join_all(asked).await {
+        let probes = bits(slots).map(|slot| async move { (slot, shared.responds(slot).await) });
+        for (slot, is_alive) in join_all(probes).await {
             if !is_alive {
                 tracing::info!(slot, "rank does not respond");
-                self.dead |= 1 << slot;
+                self.unresponsive |= 1 << slot;
             }
         }
         // Progress may be repeated at any time.
@@ -223,30 +223,30 @@ impl Executor {
         let (mut lost, departed);
         {
             let mut inbox = self.shared.inbox.lock();
-            self.dead &= !std::mem::take(&mut inbox.heard);
+            self.unresponsive &= !std::mem::take(&mut inbox.recently_active);
             for slot in bits(self.active & !own) {
-                let Some(theirs) = inbox.members[usize::from(slot)].progress.map(|progress| progress.round)
+                let Some(remote) = inbox.members[usize::from(slot)].progress.map(|progress| progress.round)
                 else {
                     continue;
                 };
                 // The opinion of an absent participant does not count, nor does that of a
                 // participant in another view.
                 let is_absent = self.round.absent >> slot & 1 != 0;
-                let is_older = theirs.number <= self.round.number;
-                if theirs.mask != self.round.mask || is_absent && (self.is_busy || is_older) {
+                let is_older = remote.number <= self.round.number;
+                if remote.mask != self.round.mask || is_absent && (self.is_busy || is_older) {
                     continue;
                 }
-                if theirs.number > self.round.number {
-                    self.round = theirs;
+                if remote.number > self.round.number {
+                    self.round = remote;
                     is_new = true;
-                } else if theirs.number == self.round.number && theirs.absent & !self.round.absent != 0 {
-                    self.round.absent |= theirs.absent;
+                } else if remote.number == self.round.number && remote.absent & !self.round.absent != 0 {
+                    self.round.absent |= remote.absent;
                     is_new = true;
                 }
             }
             (lost, departed) = (inbox.lost | inbox.left, inbox.departed());
         }
-        lost = (lost | self.dead) & self.active & !own & !self.round.absent;
+        lost = (lost | self.unresponsive) & self.active & !own & !self.round.absent;
         let failed = if self.is_busy { lost & !self.settled } else { 0 };
         self.is_stale |= lost != failed;
         if failed != 0 {
@@ -277,17 +277,17 @@ impl Executor {
         };
         let failed =
             bits(before & !self.active).filter(has_failed).fold(0, |failed, slot| failed | 1 << slot);
-        self.unnamed |= failed & !(self.named | self.failed | self.round.absent);
-        self.unnamed &= !self.active;
-        self.named &= !(self.active & !before);
+        self.unreported_failed |= failed & !(self.reported_failed | self.failed | self.round.absent);
+        self.unreported_failed &= !self.active;
+        self.reported_failed &= !(self.active & !before);
         self.round = Round { mask: view.mask, number: 0, absent: 0 };
-        (self.dead, self.is_stale) = (0, false);
+        (self.unresponsive, self.is_stale) = (0, false);
         self.reported = [None; MAX_RANKS];
         let rejoins = self.shared.rejoins.swap(false, Ordering::SeqCst);
         if rejoins || self.active & self.own_bit() == 0 {
             // When this rank is active again, the others know the number.
             (self.next, self.finished) = (None, None);
-            self.unnamed = 0;
+            self.unreported_failed = 0;
         }
         self.view = Some(view);
         true
@@ -338,7 +338,7 @@ impl Executor {
         bits(self.peers()).any(|slot| {
             inbox.members[usize::from(slot)]
                 .progress
-                .is_some_and(|theirs| theirs.round.mask > round.mask || theirs.next > self.next)
+                .is_some_and(|remote| remote.round.mask > round.mask || remote.next > self.next)
         })
     }
 
@@ -350,12 +350,12 @@ impl Executor {
             return false;
         }
         let inbox = self.shared.inbox.lock();
-        bits(self.peers()).filter_map(|slot| inbox.members[usize::from(slot)].progress).any(|theirs| {
+        bits(self.peers()).filter_map(|slot| inbox.members[usize::from(slot)].progress).any(|remote| {
             let has_finished =
-                theirs.finished == Some(round) && theirs.next == self.next.map(|next| next + 1);
-            let is_same_mask = theirs.round.mask == round.mask && theirs.round.number >= round.number;
-            let is_without = is_same_mask && theirs.round.absent & self.own_bit() != 0;
-            !has_finished && (theirs.round.mask > round.mask || is_without)
+                remote.finished == Some(round) && remote.next == self.next.map(|next| next + 1);
+            let is_same_mask = remote.round.mask == round.mask && remote.round.number >= round.number;
+            let is_without = is_same_mask && remote.round.absent & self.own_bit() != 0;
+            !has_finished && (remote.round.mask > round.mask || is_without)
         })
     }
 
@@ -369,7 +369,7 @@ impl Executor {
     /// Begins a new round if this process was stopped in the present operation, and returns whether
     /// it was. Each participant then enters the new round, or has finished the operation, or has
     /// left this rank out, and says so.
-    pub(super) fn doubts(&mut self) -> bool {
+    pub(super) fn begin_round_after_pause(&mut self) -> bool {
         if !self.was_stopped() || self.view.is_none() {
             return false;
         }
@@ -381,8 +381,8 @@ impl Executor {
     /// Waits until every participant has entered the present round. `ready` is the round in which
     /// this rank has all data of the present operation.
     pub(super) async fn agree(&mut self, ready: Option<Round>) -> Agreement {
-        let mut patience = Patience::new(self.shared.plane.timeouts.collective());
-        let mut waited_for = 0;
+        let mut progress_timeout = ProgressTimeout::new(self.shared.plane.timeouts.collective());
+        let mut last_missing = 0;
         loop {
             self.reconcile();
             if self.shared.is_closing() {
@@ -397,17 +397,17 @@ impl Executor {
             // Participants that are behind do not need this rank yet.
             let is_absent = self.round.absent & self.own_bit() != 0;
             if is_absent && (self.peers() == 0 || self.highest_next() >= self.next) {
-                return Agreement::LeftOut;
+                return Agreement::Excluded;
             }
-            let missing = match if is_absent { Err(0) } else { self.survey(ready) } {
+            let missing = match if is_absent { Err(0) } else { self.compare_progress(ready) } {
                 Ok(agreement) => return agreement,
                 Err(missing) => missing,
             };
-            if missing != waited_for {
-                patience.restart();
-                waited_for = missing;
+            if missing != last_missing {
+                progress_timeout.restart();
+                last_missing = missing;
             }
-            self.wait_for(missing, &mut patience).await;
+            self.wait_for(missing, &mut progress_timeout).await;
         }
     }
 
@@ -415,41 +415,41 @@ impl Executor {
     fn highest_next(&self) -> Option<u64> {
         let inbox = self.shared.inbox.lock();
         let progress = |slot: u8| inbox.members[usize::from(slot)].progress;
-        bits(self.active & !self.own_bit()).filter_map(progress).filter_map(|theirs| theirs.next).max()
+        bits(self.active & !self.own_bit()).filter_map(progress).filter_map(|remote| remote.next).max()
     }
 
     /// Compares the progress of the participants.
     ///
     /// # Errors
     /// The participants that have not entered the round yet.
-    fn survey(&mut self, ready: Option<Round>) -> Result<Agreement, u64> {
+    fn compare_progress(&mut self, ready: Option<Round>) -> Result<Agreement, u64> {
         let (mut missing, mut skipped, mut highest) = (0u64, 0u64, self.next);
         let mut finished = false;
         {
             let inbox = self.shared.inbox.lock();
             for slot in bits(self.peers()) {
-                let Some(theirs) = inbox.members[usize::from(slot)].progress else {
+                let Some(remote) = inbox.members[usize::from(slot)].progress else {
                     missing |= 1 << slot;
                     continue;
                 };
-                if theirs.round != self.round {
+                if remote.round != self.round {
                     missing |= 1 << slot;
                 }
                 // A participant that was left out of the present operation waits for the next one.
-                if self.next.is_some() && theirs.next > self.next && theirs.finished.is_none() {
+                if self.next.is_some() && remote.next > self.next && remote.finished.is_none() {
                     skipped |= 1 << slot;
                     continue;
                 }
-                highest = highest.max(theirs.next);
+                highest = highest.max(remote.next);
                 let is_forgotten = is_planted("pg-finished-rank-is-not-asked");
                 finished |= !is_forgotten
-                    && theirs.next == self.next.map(|next| next + 1)
-                    && theirs.finished.is_some_and(|round| Some(round) == ready);
+                    && remote.next == self.next.map(|next| next + 1)
+                    && remote.finished.is_some_and(|round| Some(round) == ready);
             }
         }
         match (self.next, highest) {
             (Some(next), Some(highest)) if highest > next => {
-                Ok(if finished && highest == next + 1 { Agreement::Finished } else { Agreement::LeftOut })
+                Ok(if finished && highest == next + 1 { Agreement::Finished } else { Agreement::Excluded })
             }
             _ if skipped != 0 => {
                 self.round.absent |= skipped;
@@ -469,14 +469,14 @@ impl Executor {
         if self.view.is_none() || !(self.is_stale || self.round.absent != 0) {
             return;
         }
-        let gone = {
+        let departed_slots = {
             let mut inbox = self.shared.inbox.lock();
             inbox.lost = 0;
-            inbox.left | self.dead
+            inbox.left | self.unresponsive
         };
         self.is_stale = false;
         self.round.number += 1;
-        self.round.absent = gone & self.active & !self.own_bit();
+        self.round.absent = departed_slots & self.active & !self.own_bit();
         self.announce();
     }
 
@@ -489,18 +489,18 @@ impl Executor {
         let next = self.next.map_or(1, |next| next + 1);
         (self.next, self.finished) = (Some(next), round);
         let mut inbox = self.shared.inbox.lock();
-        for slot in bits(std::mem::take(&mut inbox.kept)) {
+        for slot in bits(std::mem::take(&mut inbox.pending_slots)) {
             let member = &mut inbox.members[usize::from(slot)];
             member.offers.retain(|offer| offer.tag.operation >= next);
             member.ready.retain(|(tag, _)| tag.operation >= next);
             let is_empty = member.offers.is_empty() && member.ready.is_empty();
-            inbox.kept |= u64::from(!is_empty) << slot;
+            inbox.pending_slots |= u64::from(!is_empty) << slot;
         }
     }
 
     /// Carries out one call.
-    async fn carry_out(&mut self, call: Call) {
-        let Call { collective, keep, pending, _counted } = call;
+    async fn run_call(&mut self, call: Call) {
+        let Call { collective, guard, pending, _counted } = call;
         self.reconcile();
         self.failed = 0;
         self.is_stale |= self.was_stopped();
@@ -509,8 +509,8 @@ impl Executor {
         let active = if self.view.is_some() { self.active } else { 0 };
         let end = match collective.is_empty() {
             true => Ok(()),
-            // SAFETY: the caller of `start` promises the buffers until `keep` is dropped.
-            false => unsafe { self.perform(&collective, &keep) }.await,
+            // SAFETY: the caller of `start` promises the buffers until `guard` is dropped.
+            false => unsafe { self.run_collective(&collective, &guard) }.await,
         };
         self.is_busy = false;
         let mut outcome = Outcome { failed: self.failed, ..Outcome::default() };
@@ -523,16 +523,16 @@ impl Executor {
             Err(error) => outcome.error = Some(error),
         }
         outcome.failed &= !self.own_bit();
-        self.named = outcome.failed;
+        self.reported_failed = outcome.failed;
         if outcome.failed != 0 && self.shared.options.syncs_after_failure {
             self.sync().await;
         }
         // Every failure shows in one operation at least, also if the others were faster.
-        outcome.failed |= std::mem::take(&mut self.unnamed);
-        self.named = outcome.failed;
+        outcome.failed |= std::mem::take(&mut self.unreported_failed);
+        self.reported_failed = outcome.failed;
         self.failed = 0;
         self.shared.plane.pool.trim();
-        drop(keep);
+        drop(guard);
         pending.finish(outcome);
     }
 
@@ -560,7 +560,7 @@ impl Executor {
         match agreement {
             Agreement::Inactive => not_active(self.shared.own),
             Agreement::Closed => closed(),
-            Agreement::LeftOut | Agreement::Reached | Agreement::Finished => {
+            Agreement::Excluded | Agreement::Reached | Agreement::Finished => {
                 self.failed |= self.active & !self.own_bit();
                 // The others count this operation as well.
                 self.finish(None);

@@ -65,8 +65,8 @@ mod communicator;
 mod counted;
 mod exchange;
 mod executor;
-mod lanes;
 mod p2p;
+mod pairs;
 mod recipient;
 mod shared;
 #[cfg(test)]

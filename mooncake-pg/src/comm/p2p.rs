@@ -13,13 +13,13 @@ use mooncake_core::fault_injection::is_planted;
 use mooncake_core::{Error, ErrorCode, Result};
 
 use super::counted::Counted;
-use super::lanes::{Announced, End, Lane, MAX_ANNOUNCED, MAX_INLINE, Outgoing, Receive, State};
+use super::pairs::{Announced, End, MAX_ANNOUNCED, MAX_INLINE, Outgoing, Pair, Receive, State};
 use super::shared::Shared;
 use super::transfer::{ReadError, Source, fill};
 use crate::call::{Buffer, Input, inline_bytes};
 use crate::message::{Message, Payload};
 use crate::operation::{Operation, Outcome, closed};
-use crate::staging::Keep;
+use crate::staging::MemoryGuard;
 use crate::view::{Evidence, MAX_RANKS, Slot};
 
 impl Shared {
@@ -28,18 +28,18 @@ impl Shared {
         self.p2p.next.fetch_add(1, Ordering::Relaxed)
     }
 
-    pub(super) fn post_send(self: &Arc<Self>, tensor: Buffer, to: Slot, keep: Keep) -> Operation {
+    pub(super) fn post_send(self: &Arc<Self>, tensor: Buffer, to: Slot, guard: MemoryGuard) -> Operation {
         let (operation, pending) = Operation::new(Some(&self.plane.driver));
-        let send = Outgoing { tensor, keep, pending, counted: Counted::new(&self.gauge) };
+        let send = Outgoing { tensor, guard, pending, counted: Counted::new(&self.gauge) };
         let mut state = self.p2p.state.lock();
-        let lane = state.lanes.entry(to.0).or_default();
-        lane.sends.push_back(send);
-        if !lane.is_announcing {
-            lane.is_announcing = true;
-            let (shared, failures) = (self.clone(), lane.failures);
+        let pair = state.pairs.entry(to.0).or_default();
+        pair.sends.push_back(send);
+        if !pair.is_announcing {
+            pair.is_announcing = true;
+            let (shared, failures) = (self.clone(), pair.failures);
             self.plane.driver.spawn(async move { shared.announce_sends(to.0, failures).await });
         }
-        self.watch(to.0, lane);
+        self.watch(to.0, pair);
         operation
     }
 
@@ -47,28 +47,28 @@ impl Shared {
         self: &Arc<Self>,
         tensor: Buffer,
         from: Option<Slot>,
-        keep: Keep,
+        guard: MemoryGuard,
     ) -> Operation {
         let (operation, pending) = Operation::new(Some(&self.plane.driver));
-        let receive = Receive { tensor, end: End { keep, pending, _counted: Counted::new(&self.gauge) } };
+        let receive = Receive { tensor, end: End { guard, pending, _counted: Counted::new(&self.gauge) } };
         match from {
             Some(slot) => {
                 // A process that has ended is noticed by the connection.
-                if let Some((_, link)) = self.correspondent(slot.0) {
+                if let Some((_, link)) = self.present_peer(slot.0) {
                     link.open();
                 }
                 let mut state = self.p2p.state.lock();
-                let lane = state.lanes.entry(slot.0).or_default();
-                lane.receives.push_back(receive);
-                self.watch(slot.0, lane);
+                let pair = state.pairs.entry(slot.0).or_default();
+                pair.receives.push_back(receive);
+                self.watch(slot.0, pair);
             }
             None => {
                 for slot in 0..MAX_RANKS as u8 {
-                    if let Some((_, link)) = self.correspondent(slot) {
+                    if let Some((_, link)) = self.present_peer(slot) {
                         link.open();
                     }
                 }
-                self.p2p.state.lock().any.push_back(receive);
+                self.p2p.state.lock().any_receives.push_back(receive);
             }
         }
         self.match_receives();
@@ -78,26 +78,26 @@ impl Shared {
     /// Announces the sends to a slot in their order.
     async fn announce_sends(self: Arc<Self>, slot: u8, failures: u64) {
         loop {
-            let (send, window, inline) = {
+            let (send, message_taken, inline) = {
                 let mut state = self.p2p.state.lock();
-                let Some(lane) = state.lanes.get_mut(&slot).filter(|lane| lane.failures == failures) else {
+                let Some(pair) = state.pairs.get_mut(&slot).filter(|pair| pair.failures == failures) else {
                     return;
                 };
-                let taken = lane.taken.clone();
-                if lane.announced.len() >= MAX_ANNOUNCED {
-                    (None, taken, false)
-                } else if let Some(send) = lane.sends.pop_front() {
+                let message_taken = pair.message_taken.clone();
+                if pair.announced.len() >= MAX_ANNOUNCED {
+                    (None, message_taken, false)
+                } else if let Some(send) = pair.sends.pop_front() {
                     let inline =
-                        send.tensor.len <= inline_bytes() && lane.inline + send.tensor.len <= MAX_INLINE;
-                    (Some(send), taken, inline)
+                        send.tensor.len <= inline_bytes() && pair.inline + send.tensor.len <= MAX_INLINE;
+                    (Some(send), message_taken, inline)
                 } else {
-                    lane.is_announcing = false;
+                    pair.is_announcing = false;
                     return;
                 }
             };
             let Some(send) = send else {
                 // A permit is kept if a message is taken between the look and this wait.
-                window.notified().await;
+                message_taken.notified().await;
                 continue;
             };
             self.announce_send(slot, failures, send, inline).await;
@@ -105,27 +105,29 @@ impl Shared {
     }
 
     async fn announce_send(self: &Arc<Self>, slot: u8, failures: u64, send: Outgoing, inline: bool) {
-        let Outgoing { tensor, keep, pending, counted } = send;
-        let longest = if inline { 0 } else { tensor.len.max(inline_bytes() + 1) };
+        let Outgoing { tensor, guard, pending, counted } = send;
+        let max_len = if inline { 0 } else { tensor.len.max(inline_bytes() + 1) };
         let input = Input::whole(tensor);
-        // SAFETY: the caller of `send` promises the buffer until `keep` is dropped.
-        let source = unsafe { Source::stage(&self.plane, &input, longest, None) }.await;
-        let end = End { keep, pending, _counted: counted };
+        // SAFETY: the caller of `send` promises the buffer until `guard` is dropped.
+        let source = unsafe { Source::stage(&self.plane, &input, max_len, None) }.await;
+        let end = End { guard, pending, _counted: counted };
         let (payload, staged) = match source {
             Ok(Source::Private(bytes)) => (Payload::Inline(bytes), None),
-            Ok(Source::Shared { staged, .. }) => (Payload::Staged(staged.loan(0..tensor.len)), Some(staged)),
+            Ok(Source::Shared { staged, .. }) => {
+                (Payload::Staged(staged.descriptor(0..tensor.len)), Some(staged))
+            }
             Err(error) => return end.finish(Outcome::of_error(error)),
         };
         let (id, len) = (self.message_number(), tensor.len);
         let mut end = Some(end);
         {
             let mut state = self.p2p.state.lock();
-            let lane = state.lanes.entry(slot).or_default();
-            if lane.failures == failures {
+            let pair = state.pairs.entry(slot).or_default();
+            if pair.failures == failures {
                 let inline = if staged.is_none() { len } else { 0 };
                 let end = if len == 0 { None } else { end.take() };
-                lane.inline += inline;
-                lane.announced.insert(id, Announced { end, inline, staged });
+                pair.inline += inline;
+                pair.announced.insert(id, Announced { end, inline, staged });
             } else if let Some(end) = end.take() {
                 drop(state);
                 return end.finish(failed_with(slot, "it has failed meanwhile"));
@@ -139,14 +141,14 @@ impl Shared {
 
     /// Takes an announced message.
     pub(super) fn take_sent(self: &Arc<Self>, slot: u8, id: u64, payload: Payload) {
-        let is_too_much = {
+        let exceeds_limit = {
             let mut state = self.p2p.state.lock();
-            let lane = state.lanes.entry(slot).or_default();
-            lane.arrived.push_back((id, payload));
-            lane.steps += 1;
-            lane.arrived.len() > MAX_ANNOUNCED
+            let pair = state.pairs.entry(slot).or_default();
+            pair.arrived.push_back((id, payload));
+            pair.steps += 1;
+            pair.arrived.len() > MAX_ANNOUNCED
         };
-        if is_too_much {
+        if exceeds_limit {
             return self.fail_pair(slot, "it announces more messages than agreed");
         }
         self.match_receives();
@@ -155,15 +157,17 @@ impl Shared {
     /// Matches announced messages with receives, in the order of both.
     fn match_receives(self: &Arc<Self>) {
         let mut state = self.p2p.state.lock();
-        let State { lanes, any } = &mut *state;
-        for (slot, lane) in lanes.iter_mut() {
-            while !lane.arrived.is_empty() {
-                let Some(receive) = lane.receives.pop_front().or_else(|| any.pop_front()) else { break };
-                let Some((id, payload)) = lane.arrived.pop_front() else { break };
-                lane.reading += 1;
+        let State { pairs, any_receives } = &mut *state;
+        for (slot, pair) in pairs.iter_mut() {
+            while !pair.arrived.is_empty() {
+                let Some(receive) = pair.receives.pop_front().or_else(|| any_receives.pop_front()) else {
+                    break;
+                };
+                let Some((id, payload)) = pair.arrived.pop_front() else { break };
+                pair.reading += 1;
                 let (shared, slot) = (self.clone(), *slot);
                 self.plane.driver.spawn(async move { shared.read_message(slot, id, payload, receive).await });
-                self.watch(slot, lane);
+                self.watch(slot, pair);
             }
         }
     }
@@ -175,20 +179,20 @@ impl Shared {
         let result: Result<(), ReadError> = match (tensor.part(0..len), payload) {
             (None, _) => Err(too_long(slot, len, tensor.len).into()),
             (Some(place), Payload::Inline(bytes)) => {
-                // SAFETY: the caller of `receive` promises the buffer until `keep` is dropped.
+                // SAFETY: the caller of `receive` promises the buffer until `guard` is dropped.
                 unsafe { fill(place, &bytes) };
                 Ok(())
             }
-            (Some(place), Payload::Staged(loan)) => {
+            (Some(place), Payload::Staged(descriptor)) => {
                 // SAFETY: as above.
-                unsafe { self.clone().read(slot, loan, place, end.keep.clone()) }.await
+                unsafe { self.clone().read(slot, descriptor, place, end.guard.clone()) }.await
             }
         };
         {
             let mut state = self.p2p.state.lock();
-            let lane = state.lanes.entry(slot).or_default();
-            lane.reading = lane.reading.saturating_sub(1);
-            lane.steps += 1;
+            let pair = state.pairs.entry(slot).or_default();
+            pair.reading = pair.reading.saturating_sub(1);
+            pair.steps += 1;
         }
         self.send_to(slot, Message::Taken { id, success: result.is_ok() });
         match result {
@@ -198,7 +202,7 @@ impl Shared {
             }
             Err(ReadError::Failed(error)) if !fits => end.finish(Outcome::of_error(error)),
             // The sender counts this rank as failed, and lives.
-            Err(ReadError::GivenUp) => end.finish(failed_with(slot, "it has given the message up")),
+            Err(ReadError::Withdrawn) => end.finish(failed_with(slot, "it has given the message up")),
             Err(error) => {
                 tracing::info!(slot, %error, "cannot read the message of a rank");
                 self.fail_pair_with(slot, "its data cannot be read", vec![end]);
@@ -211,15 +215,15 @@ impl Shared {
         if self.exchanges.take_acknowledgement(slot, id) {
             return;
         }
-        let (announced, taken) = {
+        let (announced, message_taken) = {
             let mut state = self.p2p.state.lock();
-            let Some(lane) = state.lanes.get_mut(&slot) else { return };
-            let Some(announced) = lane.announced.remove(&id) else { return };
-            lane.inline -= announced.inline;
-            lane.steps += 1;
-            (announced, lane.taken.clone())
+            let Some(pair) = state.pairs.get_mut(&slot) else { return };
+            let Some(announced) = pair.announced.remove(&id) else { return };
+            pair.inline -= announced.inline;
+            pair.steps += 1;
+            (announced, pair.message_taken.clone())
         };
-        taken.notify_one();
+        message_taken.notify_one();
         let Announced { end, staged, .. } = announced;
         drop(staged);
         if let Some(end) = end {
@@ -239,9 +243,9 @@ impl Shared {
     }
 
     /// Starts the task that examines a slot after each timeout without progress.
-    fn watch(self: &Arc<Self>, slot: u8, lane: &mut Lane) {
-        if !std::mem::replace(&mut lane.is_watched, true) {
-            let (shared, failures) = (Arc::downgrade(self), lane.failures);
+    fn watch(self: &Arc<Self>, slot: u8, pair: &mut Pair) {
+        if !std::mem::replace(&mut pair.is_watched, true) {
+            let (shared, failures) = (Arc::downgrade(self), pair.failures);
             self.plane.runtime.spawn(async move {
                 loop {
                     let Some(timeout) = shared.upgrade().map(|shared| shared.plane.timeouts.p2p()) else {
@@ -251,11 +255,11 @@ impl Shared {
                     let Some(steps) = steps else { return };
                     tokio::time::sleep(timeout.max(std::time::Duration::from_millis(10))).await;
                     let Some(shared) = shared.upgrade() else { return };
-                    // As in `Executor::examine`.
-                    shared.plane.driver.attend();
+                    // As in `Executor::probe_slots`.
+                    shared.plane.driver.poll_messages();
                     match shared.steps(slot, failures) {
                         None => return,
-                        Some(now) if now != steps => {}
+                        Some(current) if current != steps => {}
                         Some(_) => {
                             // The news may have come between the check of a call and its start.
                             let has_left = shared.has_left(slot);
@@ -278,15 +282,15 @@ impl Shared {
     /// Returns the progress of a slot, or `None` if there is nothing to watch any more.
     fn steps(&self, slot: u8, failures: u64) -> Option<u64> {
         let mut state = self.p2p.state.lock();
-        let lane = state.lanes.get_mut(&slot)?;
-        if lane.failures != failures {
+        let pair = state.pairs.get_mut(&slot)?;
+        if pair.failures != failures {
             return None;
         }
-        if lane.is_idle() {
-            lane.is_watched = false;
+        if pair.is_idle() {
+            pair.is_watched = false;
             return None;
         }
-        Some(lane.steps)
+        Some(pair.steps)
     }
 
     /// Ends all operations with a slot.
@@ -298,13 +302,14 @@ impl Shared {
         let mut dropped = Vec::new();
         {
             let mut state = self.p2p.state.lock();
-            if let Some(lane) = state.lanes.get_mut(&slot) {
-                let Lane { sends, announced, receives, failures, taken, reading, .. } = std::mem::take(lane);
+            if let Some(pair) = state.pairs.get_mut(&slot) {
+                let Pair { sends, announced, receives, failures, message_taken, reading, .. } =
+                    std::mem::take(pair);
                 // Reads in progress end by themselves, with their own failures.
-                *lane = Lane { failures: failures + 1, reading, ..Lane::default() };
-                taken.notify_one();
-                ends.extend(sends.into_iter().map(|Outgoing { keep, pending, counted, .. }| End {
-                    keep,
+                *pair = Pair { failures: failures + 1, reading, ..Pair::default() };
+                message_taken.notify_one();
+                ends.extend(sends.into_iter().map(|Outgoing { guard, pending, counted, .. }| End {
+                    guard,
                     pending,
                     _counted: counted,
                 }));
@@ -350,8 +355,8 @@ impl Shared {
         for slot in 0..MAX_RANKS as u8 {
             self.fail_pair(slot, "the communicator is closed");
         }
-        let any = std::mem::take(&mut self.p2p.state.lock().any);
-        any.into_iter().for_each(|receive| receive.end.finish(Outcome::of_error(closed())));
+        let any_receives = std::mem::take(&mut self.p2p.state.lock().any_receives);
+        any_receives.into_iter().for_each(|receive| receive.end.finish(Outcome::of_error(closed())));
     }
 }
 

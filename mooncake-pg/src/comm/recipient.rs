@@ -34,10 +34,10 @@ impl Recipient for Shared {
 impl Shared {
     /// Takes a message of a process.
     pub(super) fn take_message(self: &Arc<Self>, process: u64, slot: u8, message: Message) {
-        if !self.knows(process, slot) {
+        if !self.has_process(process, slot) {
             self.apply_view();
         }
-        if !self.knows(process, slot) {
+        if !self.has_process(process, slot) {
             // The view that introduces the sender has not arrived yet.
             let mut inbox = self.inbox.lock();
             let bytes = inbox.early_bytes + message.inline_len();
@@ -48,15 +48,15 @@ impl Shared {
             return;
         }
         match message {
-            Message::Progress(progress) => self.keep_collective(slot, |member| {
+            Message::Progress(progress) => self.update_participant(slot, |member| {
                 member.progress = Some(progress);
                 true
             }),
-            Message::Offer { tag, part, payload } => self.keep_collective(slot, |member| {
+            Message::Offer { tag, part, payload } => self.update_participant(slot, |member| {
                 member.offers.push(Offer { tag, part, payload });
                 member.offers.len() <= MAX_OFFERS
             }),
-            Message::Ready { tag, success } => self.keep_collective(slot, |member| {
+            Message::Ready { tag, success } => self.update_participant(slot, |member| {
                 member.ready.push((tag, success));
                 member.ready.len() <= MAX_OFFERS
             }),

@@ -12,7 +12,7 @@ use tokio::sync::{Notify, watch};
 
 use super::arrivals::Exchanges;
 use super::counted::Gauge;
-use super::lanes::PointToPoint;
+use super::pairs::PointToPoint;
 use crate::link::{Link, Plane};
 use crate::message::{Endpoint, Envelope, Message, Payload, Progress, Tag};
 use crate::operation::closed;
@@ -60,7 +60,7 @@ pub(super) struct Shared {
 
 /// Process of a participant, and what has arrived from it.
 #[derive(Default)]
-pub(super) struct Correspondent {
+pub(super) struct Participant {
     /// Incarnation, endpoint and link of the present process.
     pub(super) present: Option<(u64, Endpoint, Arc<Link>)>,
     pub(super) progress: Option<Progress>,
@@ -77,15 +77,15 @@ pub(super) struct Offer {
 pub(super) struct Inbox {
     /// Epoch of the view that the table below reflects.
     pub(super) epoch: Option<u64>,
-    pub(super) members: [Correspondent; MAX_RANKS],
+    pub(super) members: [Participant; MAX_RANKS],
     /// Slots with which a connection has ended since the last round that this rank began.
     pub(super) lost: u64,
     /// Slots whose communicator is closed.
     pub(super) left: u64,
     /// Slots that have sent a collective message since the executor last looked.
-    pub(super) heard: u64,
+    pub(super) recently_active: u64,
     /// Slots whose offers or readiness are kept.
-    pub(super) kept: u64,
+    pub(super) pending_slots: u64,
     /// Communicators, with their links, that the view has removed and that do not know it perhaps.
     pub(super) removed: Vec<(u32, Arc<Link>)>,
     pub(super) early: VecDeque<(u64, u8, Message)>,
@@ -128,11 +128,11 @@ impl Shared {
             number,
             inbox: Mutex::new(Inbox {
                 epoch: None,
-                members: std::array::from_fn(|_| Correspondent::default()),
+                members: std::array::from_fn(|_| Participant::default()),
                 lost: 0,
                 left: 0,
-                heard: 0,
-                kept: 0,
+                recently_active: 0,
+                pending_slots: 0,
                 removed: Vec::new(),
                 early: VecDeque::new(),
                 early_bytes: 0,
@@ -182,9 +182,9 @@ impl Shared {
     /// Asks whether the process of a slot responds. If this process was stopped meanwhile, the
     /// response may have come too late, and counts as one.
     pub(super) async fn responds(&self, slot: u8) -> bool {
-        let before = self.plane.pauses.count();
+        let previous = self.plane.pauses.count();
         let is_alive = self.membership.is_alive(Slot(slot)).await;
-        is_alive || self.plane.pauses.count() != before && !is_planted("pg-stopped-rank-accuses-others")
+        is_alive || self.plane.pauses.count() != previous && !is_planted("pg-stopped-rank-accuses-others")
     }
 
     /// Checks that a slot may be a partner. Returns whether its communicator is known and open.
@@ -222,7 +222,7 @@ impl Shared {
     }
 
     /// Returns the link and the engine of the present process of a slot.
-    pub(super) fn correspondent(&self, slot: u8) -> Option<(Endpoint, Arc<Link>)> {
+    pub(super) fn present_peer(&self, slot: u8) -> Option<(Endpoint, Arc<Link>)> {
         let inbox = self.inbox.lock();
         inbox.members[usize::from(slot)]
             .present
@@ -248,12 +248,12 @@ impl Shared {
                     decoded.inspect_err(|error| tracing::warn!(slot, %error, "member ignored")).ok()
                 });
                 let endpoint = endpoint.filter(|_| member.state != MemberState::Left);
-                let known = &inbox.members[slot].present;
-                let known = known.as_ref().map(|(incarnation, endpoint, _)| (*incarnation, endpoint));
-                if known == endpoint.as_ref().map(|endpoint| (member.incarnation, endpoint)) {
+                let current = &inbox.members[slot].present;
+                let current = current.as_ref().map(|(incarnation, endpoint, _)| (*incarnation, endpoint));
+                if current == endpoint.as_ref().map(|endpoint| (member.incarnation, endpoint)) {
                     continue;
                 }
-                if known.is_some() {
+                if current.is_some() {
                     replaced |= 1 << slot;
                 }
                 let present = endpoint.map(|endpoint| {
@@ -262,9 +262,9 @@ impl Shared {
                 });
                 let process = present.as_ref().map(|(_, endpoint, _)| endpoint.process);
                 let is_lost = process.is_some_and(|process| inbox.early_lost.contains(&process));
-                let next = Correspondent { present, ..Correspondent::default() };
-                let before = std::mem::replace(&mut inbox.members[slot], next);
-                if let Some((_, endpoint, link)) = before.present
+                let next = Participant { present, ..Participant::default() };
+                let previous = std::mem::replace(&mut inbox.members[slot], next);
+                if let Some((_, endpoint, link)) = previous.present
                     && inbox.removed.len() < MAX_RANKS
                 {
                     inbox.removed.push((endpoint.communicator, link));
@@ -294,12 +294,12 @@ impl Shared {
     /// Returns the slots whose present process, and communicator if given, are these.
     pub(super) fn slots_of(&self, process: u64, communicator: Option<u32>) -> u64 {
         let inbox = self.inbox.lock();
-        let is_it = |endpoint: &Endpoint| {
+        let matches = |endpoint: &Endpoint| {
             endpoint.process == process && communicator.is_none_or(|number| number == endpoint.communicator)
         };
         let members = inbox.members.iter().enumerate();
         members
-            .filter(|(_, member)| member.present.as_ref().is_some_and(|(_, endpoint, _)| is_it(endpoint)))
+            .filter(|(_, member)| member.present.as_ref().is_some_and(|(_, endpoint, _)| matches(endpoint)))
             .fold(0, |slots, (slot, _)| slots | 1 << slot)
     }
 
@@ -323,7 +323,7 @@ impl Shared {
 }
 
 impl Shared {
-    pub(super) fn knows(&self, process: u64, slot: u8) -> bool {
+    pub(super) fn has_process(&self, process: u64, slot: u8) -> bool {
         let inbox = self.inbox.lock();
         let present = &inbox.members[usize::from(slot)].present;
         present.as_ref().is_some_and(|(_, endpoint, _)| endpoint.process == process)
@@ -331,13 +331,13 @@ impl Shared {
 
     /// Keeps a message of a collective operation and wakes the executor. A participant that sends
     /// more than the protocol allows counts as failed.
-    pub(super) fn keep_collective(&self, slot: u8, keep: impl FnOnce(&mut Correspondent) -> bool) {
+    pub(super) fn update_participant(&self, slot: u8, update: impl FnOnce(&mut Participant) -> bool) {
         {
             let mut inbox = self.inbox.lock();
-            inbox.heard |= 1 << slot;
-            inbox.kept |= 1 << slot;
+            inbox.recently_active |= 1 << slot;
+            inbox.pending_slots |= 1 << slot;
             let participant = &mut inbox.members[usize::from(slot)];
-            if !keep(participant) {
+            if !update(participant) {
                 tracing::warn!(slot, "participant sends too many messages");
                 participant.offers.clear();
                 participant.ready.clear();

@@ -19,14 +19,14 @@ use mooncake_transport::Target;
 use super::shared::Shared;
 use crate::call::{Buffer, Input, inline_bytes};
 use crate::link::Plane;
-use crate::message::{Loan, Payload};
-use crate::staging::{Keep, SCRATCH_BYTES, Staged, destination};
+use crate::message::{Payload, StagedDescriptor};
+use crate::staging::{MemoryGuard, SCRATCH_BYTES, Staged, destination};
 
 /// Least time limit of a transfer. The process of a slow rank gets this time to serve it.
-const LEAST_TRANSFER: Duration = Duration::from_secs(10);
+const MIN_TRANSFER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Bytes that are copied before other tasks of the thread get a turn.
-const TURN_BYTES: usize = 4 << 20;
+const YIELD_BYTES: usize = 4 << 20;
 
 /// Input of an operation. It does not change until the operation is over.
 pub(super) enum Source {
@@ -41,10 +41,10 @@ pub(super) enum Source {
 }
 
 /// Returns the parts of a range outside of another one.
-fn without(whole: Range<usize>, hole: Option<&Range<usize>>) -> [Range<usize>; 2] {
-    let Some(hole) = hole else { return [whole.clone(), whole.end..whole.end] };
-    let cut = |at: usize| at.clamp(whole.start, whole.end);
-    [whole.start..cut(hole.start), cut(hole.end)..whole.end]
+fn without(range: Range<usize>, excluded: Option<&Range<usize>>) -> [Range<usize>; 2] {
+    let Some(excluded) = excluded else { return [range.clone(), range.end..range.end] };
+    let cut = |at: usize| at.clamp(range.start, range.end);
+    [range.start..cut(excluded.start), cut(excluded.end)..range.end]
 }
 
 impl Source {
@@ -59,10 +59,10 @@ impl Source {
     pub(super) async unsafe fn stage(
         plane: &Plane,
         input: &Input,
-        longest: usize,
+        max_len: usize,
         unstaged: Option<Range<usize>>,
     ) -> Result<Self> {
-        if longest <= inline_bytes() {
+        if max_len <= inline_bytes() {
             let mut bytes = Vec::with_capacity(input.len);
             for buffer in input.staged.iter().filter(|buffer| buffer.len > 0) {
                 // SAFETY: readable, as promised by the caller.
@@ -70,17 +70,17 @@ impl Source {
             }
             return Ok(Source::Private(bytes.into()));
         }
-        let staged = plane.pool.lend(input.len).await?;
+        let staged = plane.pool.allocate(input.len).await?;
         let unstaged = unstaged.and_then(|range| Some((range.clone(), input.part(range)?)));
         let mut offset = 0;
         for buffer in &input.staged {
-            let whole = offset..offset + buffer.len;
-            for part in without(whole, unstaged.as_ref().map(|(range, _)| range)) {
-                for from in part.clone().step_by(TURN_BYTES) {
-                    let len = TURN_BYTES.min(part.end - from);
+            let range = offset..offset + buffer.len;
+            for part in without(range, unstaged.as_ref().map(|(range, _)| range)) {
+                for from in part.clone().step_by(YIELD_BYTES) {
+                    let len = YIELD_BYTES.min(part.end - from);
                     // SAFETY: inside of the buffer, which is readable.
                     unsafe { staged.write(from, buffer.as_ptr().add(from - offset), len) };
-                    if len == TURN_BYTES {
+                    if len == YIELD_BYTES {
                         tokio::task::yield_now().await;
                     }
                 }
@@ -90,17 +90,17 @@ impl Source {
         Ok(Source::Shared { staged, unstaged })
     }
 
-    /// Makes all ranges of up to `longest` bytes accessible to other ranks.
+    /// Makes all ranges of up to `max_len` bytes accessible to other ranks.
     ///
     /// # Errors
     /// The errors of the staging memory.
     ///
     /// # Safety
     /// As for [`stage`](Self::stage).
-    pub(super) async unsafe fn share(&mut self, plane: &Plane, longest: usize) -> Result<()> {
+    pub(super) async unsafe fn share(&mut self, plane: &Plane, max_len: usize) -> Result<()> {
         match self {
-            Source::Private(bytes) if longest > inline_bytes() => {
-                let staged = plane.pool.lend(bytes.len()).await?;
+            Source::Private(bytes) if max_len > inline_bytes() => {
+                let staged = plane.pool.allocate(bytes.len()).await?;
                 // SAFETY: the bytes are readable.
                 unsafe { staged.write(0, bytes.as_ptr(), bytes.len()) };
                 *self = Source::Shared { staged, unstaged: None };
@@ -200,7 +200,7 @@ pub(super) fn payload_of(staged: &Staged, range: Range<usize>) -> Payload {
         }
         return Payload::Inline(bytes.into());
     }
-    Payload::Staged(staged.loan(range))
+    Payload::Staged(staged.descriptor(range))
 }
 
 /// Reason why a read has no bytes.
@@ -211,7 +211,7 @@ pub(super) enum ReadError {
     /// This rank has no memory for the bytes.
     Local(Error),
     /// The sender has given the bytes up, and may have used the memory for others.
-    GivenUp,
+    Withdrawn,
 }
 
 impl From<Error> for ReadError {
@@ -224,7 +224,7 @@ impl fmt::Display for ReadError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Failed(error) | Self::Local(error) => error.fmt(f),
-            Self::GivenUp => f.write_str("the sender has given the bytes up"),
+            Self::Withdrawn => f.write_str("the sender has given the bytes up"),
         }
     }
 }
@@ -245,13 +245,13 @@ pub(super) unsafe fn fill(buffer: Buffer, bytes: &[u8]) {
 /// The buffer is writable, and nothing else touches it.
 pub(super) async unsafe fn copy_out(staged: &Staged, buffer: Buffer) {
     let len = staged.len().min(buffer.len);
-    for from in (0..len).step_by(TURN_BYTES) {
-        let size = TURN_BYTES.min(len - from);
+    for from in (0..len).step_by(YIELD_BYTES) {
+        let size = YIELD_BYTES.min(len - from);
         // SAFETY: inside of both, and as promised by the caller.
         unsafe {
             std::ptr::copy_nonoverlapping(staged.as_ptr().add(from), buffer.as_ptr().add(from), size);
         }
-        if size == TURN_BYTES {
+        if size == YIELD_BYTES {
             tokio::task::yield_now().await;
         }
     }
@@ -263,7 +263,7 @@ impl Shared {
     /// # Errors
     /// `UNAVAILABLE_IN_CURRENT_STATUS` without a process, or the errors of the look-up.
     pub(super) async fn target(&self, slot: u8, deadline: Moment) -> Result<Target<TransportSet>> {
-        let (endpoint, _) = self.correspondent(slot).ok_or_else(|| {
+        let (endpoint, _) = self.present_peer(slot).ok_or_else(|| {
             Error::new(ErrorCode::UnavailableInCurrentStatus, format!("no process has the slot. slot={slot}"))
         })?;
         self.plane.engine.open_by(&endpoint.engine, deadline).await
@@ -278,24 +278,24 @@ impl Shared {
     /// also if ranks are examined early.
     fn transfer_timeout(&self, len: usize) -> Duration {
         // At least 100 MB/s.
-        self.plane.timeouts.collective().max(LEAST_TRANSFER) + Duration::from_nanos(10 * len as u64)
+        self.plane.timeouts.collective().max(MIN_TRANSFER_TIMEOUT) + Duration::from_nanos(10 * len as u64)
     }
 
-    /// Reads a loan of a slot into memory of the caller. Nothing touches the memory after the end,
-    /// whatever the result is.
+    /// Reads staged bytes of a slot into memory of the caller. Nothing touches the memory after the
+    /// end, whatever the result is.
     ///
     /// # Errors
     /// The memory may have any bytes then.
     ///
     /// # Safety
-    /// `keep` keeps the buffer allocated, and nothing else touches it until the end. If the future
-    /// is dropped, that is true until the last clone of `keep` is dropped.
+    /// `guard` keeps the buffer allocated, and nothing else touches it until the end. If the future
+    /// is dropped, that is true until the last clone of `guard` is dropped.
     pub(super) async unsafe fn read(
         self: Arc<Self>,
         slot: u8,
-        loan: Loan,
+        descriptor: StagedDescriptor,
         to: Buffer,
-        keep: Keep,
+        guard: MemoryGuard,
     ) -> Result<(), ReadError> {
         let deadline = self.transfer_deadline(to.len);
         let target = self.target(slot, deadline).await?;
@@ -303,16 +303,16 @@ impl Shared {
         let Some(first) = NonNull::new(to.as_ptr()).filter(|_| to.len > 0) else { return Ok(()) };
         if self.plane.reads_in_place {
             // SAFETY: promised by the caller.
-            let sink = unsafe { destination(MemorySpan::new(first, to.len), &keep) }?;
-            engine.read(&target, loan.address, sink, Some(deadline)).await.0?;
-            return self.check(&target, &loan).await;
+            let sink = unsafe { destination(MemorySpan::new(first, to.len), &guard) }?;
+            engine.read(&target, descriptor.address, sink, Some(deadline)).await.0?;
+            return self.check(&target, &descriptor).await;
         }
         let scratch = self.plane.pool.scratch()?;
         for from in (0..to.len).step_by(SCRATCH_BYTES) {
             let len = SCRATCH_BYTES.min(to.len - from);
             // SAFETY: the range of the last turn is no longer in use.
             for sink in unsafe { scratch.split(len, 1) }? {
-                let address = loan.address + from as u64;
+                let address = descriptor.address + from as u64;
                 let (result, sink) = engine.read(&target, address, sink, Some(deadline)).await;
                 result?;
                 // SAFETY: inside of the buffer, which the caller lends exclusively, in readable and
@@ -321,31 +321,35 @@ impl Shared {
                 sink.copy_to(0, part)?;
             }
         }
-        self.check(&target, &loan).await
+        self.check(&target, &descriptor).await
     }
 
-    /// Reads `len` bytes of a loan of a slot into memory of the pool.
-    pub(super) async fn read_apart(
+    /// Reads `len` staged bytes of a slot into memory of the pool.
+    pub(super) async fn read_to_staging(
         self: Arc<Self>,
         slot: u8,
-        loan: Loan,
+        descriptor: StagedDescriptor,
         len: usize,
     ) -> Result<Staged, ReadError> {
         let deadline = self.transfer_deadline(len);
         let target = self.target(slot, deadline).await?;
-        let staged = self.plane.pool.lend(len).await.map_err(ReadError::Local)?;
+        let staged = self.plane.pool.allocate(len).await.map_err(ReadError::Local)?;
         // SAFETY: the memory is new, and nothing else uses it before the end of the transfer.
         let sink = unsafe { staged.sink() }?;
-        self.plane.engine.read(&target, loan.address, sink, Some(deadline)).await.0?;
-        self.check(&target, &loan).await.map(|()| staged)
+        self.plane.engine.read(&target, descriptor.address, sink, Some(deadline)).await.0?;
+        self.check(&target, &descriptor).await.map(|()| staged)
     }
 
-    /// Checks that bytes of a loan, which were read before, are those that the sender has
+    /// Checks that staged bytes, which were read before, are those that the sender has
     /// announced.
     ///
     /// # Errors
-    /// `GivenUp` if they may be others, or the error of the transfer.
-    pub(super) async fn check(&self, target: &Target<TransportSet>, loan: &Loan) -> Result<(), ReadError> {
+    /// `Withdrawn` if they may be others, or the error of the transfer.
+    pub(super) async fn check(
+        &self,
+        target: &Target<TransportSet>,
+        descriptor: &StagedDescriptor,
+    ) -> Result<(), ReadError> {
         if is_planted("pg-stamps-are-not-looked-at") {
             return Ok(());
         }
@@ -355,18 +359,19 @@ impl Shared {
         let engine = &self.plane.engine;
         let mut word = [0; 8];
         if self.plane.reads_in_place {
-            let (result, bytes) = engine.read(target, loan.stamp_at, vec![0; word.len()], deadline).await;
+            let (result, bytes) =
+                engine.read(target, descriptor.stamp_at, vec![0; word.len()], deadline).await;
             result?;
             word.copy_from_slice(&bytes);
         } else {
             let scratch = self.plane.pool.scratch()?;
             // SAFETY: the buffer is new.
             for sink in unsafe { scratch.split(word.len(), 1) }? {
-                let (result, sink) = engine.read(target, loan.stamp_at, sink, deadline).await;
+                let (result, sink) = engine.read(target, descriptor.stamp_at, sink, deadline).await;
                 result?;
                 sink.copy_to(0, &mut word)?;
             }
         }
-        if u64::from_ne_bytes(word) == loan.stamp { Ok(()) } else { Err(ReadError::GivenUp) }
+        if u64::from_ne_bytes(word) == descriptor.stamp { Ok(()) } else { Err(ReadError::Withdrawn) }
     }
 }

@@ -12,12 +12,13 @@ use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::timeout;
 
-use super::connection::{carry, open};
+use super::connection::{Identity, carry, open};
 use super::links::{open_link, serve_links, wait_until_closed};
 use super::server::listen;
 use super::settings::ControlSettings;
 use crate::agent::{AgentEffect, AgentMachine, CallError, CallId, CallValue, GroupKey, LinkAttempt};
 use crate::protocol::{ConnectionId, GroupSpec, RankInfo, SessionId, ToAgent, ToCoordinator};
+use crate::secret::{Claim, is_refusal};
 use crate::view::{GlobalRank, Slot, View};
 use crate::wire::Purpose;
 
@@ -59,6 +60,8 @@ impl Drop for AgentTasks {
 pub(super) struct AgentState {
     pub(super) rank: GlobalRank,
     coordinator: String,
+    /// Proof of the process to others, if there is a secret.
+    pub(super) identity: Option<Identity>,
     pub(super) settings: Arc<ControlSettings>,
     clock: SharedClock,
     runtime: Handle,
@@ -93,7 +96,8 @@ impl Agent {
         host: &str,
         settings: ControlSettings,
     ) -> Result<Self> {
-        let (listener, address) = listen(host).await.map_err(|e| e.context("cannot start agent"))?;
+        let (listener, address) =
+            listen(host, settings.bind).await.map_err(|e| e.context("cannot start agent"))?;
         let clock = SystemClock::shared();
         let mut rng = Rng::from_os();
         let session = SessionId(rng.next_u64());
@@ -103,6 +107,10 @@ impl Agent {
         let state = Arc::new(AgentState {
             rank,
             coordinator: coordinator.to_owned(),
+            identity: settings
+                .secret
+                .clone()
+                .map(|secret| Identity { secret, claim: Claim { rank: rank.0, session: session.0 } }),
             settings: settings.clone(),
             clock,
             runtime: Handle::current(),
@@ -309,7 +317,8 @@ impl AgentState {
             AgentEffect::Probe(info) => {
                 let state = self.clone();
                 self.runtime.spawn(async move {
-                    let is_alive = open_link(&info, state.settings.agent.probe).await.is_some();
+                    let is_alive =
+                        open_link(&info, state.settings.agent.probe, state.identity.as_ref()).await.is_some();
                     state.step(|machine, now, effects| {
                         machine.probed(info.rank, info.incarnation, is_alive, now, effects);
                     });
@@ -363,8 +372,9 @@ async fn control(
     mut outgoing: mpsc::Receiver<ToCoordinator>,
 ) {
     let limit = state.settings.agent.connect;
+    let opened = open(&state.coordinator, Purpose::Control, SessionId(0), state.identity.as_ref());
     let connected = tokio::select! {
-        connected = timeout(limit, open(&state.coordinator, Purpose::Control, SessionId(0))) => connected,
+        connected = timeout(limit, opened) => connected,
         // No message is sent before the connection is open: the sender is gone.
         _ = outgoing.recv() => return,
     };
@@ -374,10 +384,16 @@ async fn control(
             let write_limit = state.settings.write;
             let ended = carry(stream, outgoing, write_limit, |message: ToAgent| {
                 state.step(|machine, now, effects| machine.receive(connection, message, now, effects));
+                Ok(())
             });
             if let Err(error) = ended.await {
                 tracing::debug!(rank = %state.rank, %error, "connection to coordinator ended");
             }
+        }
+        Ok(Err(error)) if is_refusal(&error) => {
+            tracing::warn!(rank = %state.rank, coordinator = state.coordinator, %error, "rank refused");
+            let reason = error.to_string();
+            state.step(|machine, now, effects| machine.connection_refused(connection, reason, now, effects));
         }
         Ok(Err(error)) => {
             tracing::debug!(rank = %state.rank, coordinator = state.coordinator, %error, "cannot connect");
@@ -393,7 +409,7 @@ async fn control(
 
 /// Opens a link, and keeps it until it ends.
 async fn link(state: Arc<AgentState>, attempt: LinkAttempt, info: RankInfo) {
-    match open_link(&info, state.settings.agent.probe).await {
+    match open_link(&info, state.settings.agent.probe, state.identity.as_ref()).await {
         Some(mut stream) => {
             state.step(|machine, _, effects| machine.link_opened(attempt, effects));
             wait_until_closed(&mut stream).await;

@@ -168,7 +168,8 @@ impl Membership for GroupHandle {
             return true;
         }
         let Some(info) = self.info(slot) else { return false };
-        open_link(&info, self.state().settings.agent.probe).await.is_some()
+        let state = self.state();
+        open_link(&info, state.settings.agent.probe, state.identity.as_ref()).await.is_some()
     }
 
     async fn sync_after_failure(&self) -> SyncOutcome {

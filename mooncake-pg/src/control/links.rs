@@ -9,9 +9,10 @@ use tokio::io::AsyncReadExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 
-use super::connection::{accept, open};
+use super::connection::{Identity, accept, open};
 use super::settings::ControlSettings;
 use crate::protocol::{RankInfo, SessionId};
+use crate::secret::is_refusal;
 use crate::wire::Purpose;
 
 /// Serves the probes and links of other processes.
@@ -21,18 +22,18 @@ pub(super) async fn serve_links(
     settings: Arc<ControlSettings>,
 ) {
     let mut connections = Connections::new(ListenerLimits {
-        name: "group-links",
-        slots: settings.connections,
-        descriptor_share: 8,
         request: Some(settings.hello),
         idle: Some(settings.hello),
+        ..ListenerLimits::new("group-links", settings.connections, 8)
     });
     loop {
         let (stream, peer) = connections.accept(|cx| listener.poll_accept(cx)).await;
-        let limit = settings.hello;
+        let settings = settings.clone();
         connections.admit(|slot| async move {
-            if let Err(error) = serve(ParentOnly::new(stream), session, limit, &slot).await {
-                tracing::debug!(%peer, %error, "link ended");
+            match serve(ParentOnly::new(stream), session, &settings, &slot).await {
+                Err(error) if is_refusal(&error) => tracing::warn!(%peer, %error, "link refused"),
+                Err(error) => tracing::debug!(%peer, %error, "link ended"),
+                Ok(()) => {}
             }
         });
     }
@@ -41,11 +42,12 @@ pub(super) async fn serve_links(
 async fn serve(
     mut stream: ParentOnly<TcpStream>,
     session: SessionId,
-    limit: Duration,
+    settings: &ControlSettings,
     slot: &ConnectionSlot,
 ) -> std::io::Result<()> {
     let is_own = |hello: &crate::wire::Hello| hello.purpose == Purpose::Link && hello.session == session;
-    timeout(limit, accept(&mut stream, is_own)).await.map_err(|_| std::io::ErrorKind::TimedOut)??;
+    let accepted = accept(&mut stream, settings.secret.as_ref(), is_own);
+    timeout(settings.hello, accepted).await.map_err(|_| std::io::ErrorKind::TimedOut)??;
     if slot.work() {
         wait_until_closed(&mut stream).await;
     }
@@ -53,9 +55,17 @@ async fn serve(
 }
 
 /// Opens a link to a process.
-pub(super) async fn open_link(info: &RankInfo, limit: Duration) -> Option<ParentOnly<TcpStream>> {
-    match timeout(limit, open(&info.address, Purpose::Link, info.session)).await {
+pub(super) async fn open_link(
+    info: &RankInfo,
+    limit: Duration,
+    identity: Option<&Identity>,
+) -> Option<ParentOnly<TcpStream>> {
+    match timeout(limit, open(&info.address, Purpose::Link, info.session, identity)).await {
         Ok(Ok(stream)) => Some(stream),
+        Ok(Err(error)) if is_refusal(&error) => {
+            tracing::warn!(rank = %info.rank, address = info.address, %error, "link refused");
+            None
+        }
         Ok(Err(error)) => {
             tracing::debug!(rank = %info.rank, address = info.address, %error, "link failed");
             None

@@ -28,6 +28,8 @@ mod group;
 mod links;
 mod server;
 mod settings;
+#[cfg(test)]
+mod tests;
 
 pub use self::agent::Agent;
 pub use self::group::{GroupHandle, is_refusal};

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mooncake_core::clock::{Moment, Rng, SharedClock, SystemClock};
+use mooncake_core::fault_injection::is_planted;
 use mooncake_core::fork::ParentOnly;
 use mooncake_core::{Error, Result};
 use mooncake_transport::admission::{ConnectionSlot, Connections, ListenerLimits};
@@ -21,6 +22,7 @@ use super::settings::ControlSettings;
 use crate::coordinator::{CoordinatorMachine, Effect};
 use crate::protocol::{ConnectionId, ToAgent, ToCoordinator, WorldId};
 use crate::rank_set::RankSet;
+use crate::secret::{is_refusal, refused};
 use crate::view::GlobalRank;
 use crate::wire::Purpose;
 
@@ -65,7 +67,8 @@ impl CoordinatorServer {
     /// # Errors
     /// Returns an error if the host has no address, or if no port is free.
     pub async fn start(host: &str, settings: ControlSettings) -> Result<Self> {
-        let (listener, address) = listen(host).await.map_err(|e| e.context("cannot start coordinator"))?;
+        let (listener, address) =
+            listen(host, settings.bind).await.map_err(|e| e.context("cannot start coordinator"))?;
         let clock = SystemClock::shared();
         let mut limits = settings.coordinator.clone();
         limits.window = settings.window.duration();
@@ -117,9 +120,10 @@ impl Drop for CoordinatorServer {
     }
 }
 
-/// Listens at a free port of a host. Returns the listener and its address.
-pub(super) async fn listen(host: &str) -> Result<(ParentOnly<TcpListener>, String)> {
-    let ip = match host.trim_matches(['[', ']']).parse::<IpAddr>() {
+/// Listens at a free port of a host, or of another address. Returns the listener and the address of
+/// the host.
+pub(super) async fn listen(host: &str, bind: Option<IpAddr>) -> Result<(ParentOnly<TcpListener>, String)> {
+    let ip = match bind.map_or_else(|| host.trim_matches(['[', ']']).parse::<IpAddr>(), Ok) {
         Ok(ip) => ip,
         Err(_) => {
             let found = tokio::net::lookup_host((host, 0)).await?.next();
@@ -134,18 +138,18 @@ pub(super) async fn listen(host: &str) -> Result<(ParentOnly<TcpListener>, Strin
 
 async fn serve_listener(listener: ParentOnly<TcpListener>, state: Arc<ServerState>) {
     let mut connections = Connections::new(ListenerLimits {
-        name: "group-coordinator",
-        slots: state.settings.connections,
-        descriptor_share: 8,
         request: Some(state.settings.hello),
         idle: Some(state.settings.hello),
+        ..ListenerLimits::new("group-coordinator", state.settings.connections, 8)
     });
     loop {
         let (stream, peer) = connections.accept(|cx| listener.poll_accept(cx)).await;
         let state = state.clone();
         connections.admit(|slot| async move {
-            if let Err(error) = serve(ParentOnly::new(stream), &state, &slot).await {
-                tracing::debug!(%peer, %error, "connection to coordinator ended");
+            match serve(ParentOnly::new(stream), &state, &slot).await {
+                Err(error) if is_refusal(&error) => tracing::warn!(%peer, %error, "rank refused"),
+                Err(error) => tracing::debug!(%peer, %error, "connection to coordinator ended"),
+                Ok(()) => {}
             }
         });
     }
@@ -156,16 +160,24 @@ async fn serve(
     state: &ServerState,
     slot: &ConnectionSlot,
 ) -> std::io::Result<()> {
-    let hello = accept(&mut stream, |hello| hello.purpose == Purpose::Control);
-    timeout(state.settings.hello, hello).await.map_err(|_| std::io::ErrorKind::TimedOut)??;
+    let secret = state.settings.secret.as_ref();
+    let accepted = accept(&mut stream, secret, |hello| hello.purpose == Purpose::Control);
+    let claim = timeout(state.settings.hello, accepted).await.map_err(|_| std::io::ErrorKind::TimedOut)??;
     let (sender, outgoing) = mpsc::channel(MAX_OUTGOING);
     let connection = OpenConnection::new(state, sender);
     carry(stream, outgoing, state.settings.write, |message: ToCoordinator| {
+        if let (Some(claim), ToCoordinator::Register { rank, session, .. }) = (claim, &message)
+            && (claim.rank, claim.session) != (rank.0, session.0)
+            && !is_planted("pg-rank-is-not-proved")
+        {
+            return Err(refused("the process registers as another rank than it has proved to be"));
+        }
         // A connection is replaced by a new one only until its process has registered.
         if slot.work() {
             let id = connection.id;
             state.step(|machine, now, effects| machine.receive(id, message, now, effects));
         }
+        Ok(())
     })
     .await
 }

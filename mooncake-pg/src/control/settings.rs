@@ -1,11 +1,13 @@
 //! Settings of the control plane of a process.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::limits::{AgentLimits, CoordinatorLimits};
+use crate::secret::Secret;
 
 /// Time limit that may change while the parts of a process use it.
 #[derive(Clone, Debug)]
@@ -64,6 +66,10 @@ pub struct ControlSettings {
     pub write: Duration,
     /// Largest number of connections of each listener.
     pub connections: usize,
+    /// Secret that the processes prove to each other, if there is one.
+    pub secret: Option<Secret>,
+    /// Address to listen at. `None` stands for the address of the host.
+    pub bind: Option<IpAddr>,
 }
 
 impl Default for ControlSettings {
@@ -76,6 +82,8 @@ impl Default for ControlSettings {
             hello: Duration::from_secs(3),
             write: Duration::from_secs(10),
             connections: 512,
+            secret: None,
+            bind: None,
         }
     }
 }

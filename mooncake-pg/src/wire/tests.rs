@@ -233,7 +233,8 @@ fn long_texts_are_cut_between_characters() {
 #[test]
 fn hellos_name_version_and_purpose() {
     for purpose in [Purpose::Control, Purpose::Link] {
-        let hello = Hello { version: VERSION, purpose, session: SessionId(5) };
+        let hello =
+            Hello { version: VERSION, purpose, has_proof: purpose == Purpose::Link, session: SessionId(5) };
         assert_eq!(Hello::decode(&hello.encode()), Some(hello));
         // Another version may have other purposes.
         let mut other = Hello { version: VERSION + 1, ..hello }.encode();

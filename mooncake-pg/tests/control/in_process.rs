@@ -14,7 +14,7 @@ use tokio::time::timeout;
 
 use crate::{PATIENCE, active, settings, spec};
 
-const HOST: &str = "127.0.0.1";
+pub(crate) const HOST: &str = "127.0.0.1";
 const LONG: Duration = Duration::from_secs(60);
 
 struct World {
@@ -23,7 +23,7 @@ struct World {
     groups: Vec<GroupHandle>,
 }
 
-async fn start_group(agent: &Agent, name: &str, size: u8, capacity: usize) -> GroupHandle {
+pub(crate) async fn start_group(agent: &Agent, name: &str, size: u8, capacity: usize) -> GroupHandle {
     let group = agent.register_group(spec(name, size, capacity, AttachMode::CreateOrAttach)).await.unwrap();
     group.publish_endpoint(vec![agent.rank().0].into());
     group.wait_until_ready().await.unwrap();
@@ -43,7 +43,7 @@ async fn world(size: u8, settings: &ControlSettings) -> World {
 }
 
 /// Waits for a view of the data plane.
-async fn until(group: &GroupHandle, is_wanted: impl Fn(&View) -> bool) -> Arc<View> {
+pub(crate) async fn until(group: &GroupHandle, is_wanted: impl Fn(&View) -> bool) -> Arc<View> {
     let mut views = group.view();
     let wanted = views.wait_for(|view| view.as_ref().is_some_and(|view| is_wanted(view)));
     let found = timeout(PATIENCE, wanted).await;
@@ -51,7 +51,7 @@ async fn until(group: &GroupHandle, is_wanted: impl Fn(&View) -> bool) -> Arc<Vi
     found.clone().unwrap()
 }
 
-async fn until_usable(group: &GroupHandle, slots: &[u8]) {
+pub(crate) async fn until_usable(group: &GroupHandle, slots: &[u8]) {
     let slots: Vec<Slot> = slots.iter().copied().map(Slot).collect();
     let usable = async {
         while group.peer_state(&slots).contains(&false) {

@@ -7,6 +7,7 @@
 
 mod in_process;
 mod processes;
+mod secrets;
 mod worker;
 
 use std::time::Duration;
@@ -42,7 +43,7 @@ fn settings(window: Duration) -> ControlSettings {
         ready: PATIENCE,
         join: PATIENCE,
         probe: seconds(3),
-        links: Pace { first: Duration::from_millis(200), most: seconds(1) },
+        links: Pace { first: Duration::from_millis(200), max: seconds(1) },
         ..AgentLimits::default()
     };
     let window = SharedLimit::new(window);

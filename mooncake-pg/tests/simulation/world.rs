@@ -183,8 +183,8 @@ impl Simulation {
             ready: seconds(60),
             join: seconds(60),
             probe: seconds(1),
-            links: Pace { first: seconds(1), most: seconds(4) },
-            reconnects: Pace { first: Duration::from_millis(100), most: seconds(1) },
+            links: Pace { first: seconds(1), max: seconds(4) },
+            reconnects: Pace { first: Duration::from_millis(100), max: seconds(1) },
         };
         let agent_limits = agent_limits.for_window(seconds(window));
         let now = Moment(1_000_000_000);

@@ -12,6 +12,7 @@ _MOONCAKE_RS = True
 
 from mooncake import _installation
 
+_installation.check_interpreter()
 _installation.check()
 
 from mooncake import _mooncake

@@ -1,5 +1,5 @@
-"""Connection limits of an aiohttp server: maximum number, timeouts, and eviction of the connection
-that has waited longest. Needs aiohttp.
+"""Connections of an aiohttp server: maximum number, timeouts, bytes, eviction of the connection
+that has waited longest, and refusal of requests of websites. Needs aiohttp.
 """
 
 from __future__ import annotations
@@ -11,24 +11,34 @@ import logging
 import os
 import resource
 import weakref
+from collections.abc import Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 from aiohttp import web
+
+from mooncake import _mooncake
+from mooncake._byte_budget import GRACE_S, ByteBudget, default_limit, time_for
 
 _LOG = logging.getLogger(__name__)
 # Maximum number of connections, and the divisor of the descriptor limit that gives their share of
 # it.
 _MAX_CONNECTIONS = 1024
 _SHARE = 4
-# Seconds from the first byte of a request to the end of its header, and for its body.
+# Seconds from the first byte of a request to the end of its header, and for its body beyond those
+# for its length.
 _HEADER_S = 10.0
-_BODY_S = 60.0
+_BODY_S = GRACE_S
 # Seconds between two requests.
 _IDLE_S = 75.0
 # Seconds that running requests have to complete when the server stops.
 _STOP_S = 2.0
 # Reasons for which a connection is refused or closed, as labels of metrics.
 _REASONS = ("evicted", "full", "timeout", "descriptors")
+
+
+# Help of the flag for names of a server.
+ALLOWED_HOSTS = "names by which pages in browsers may call the server, with commas between them; *.name for all below a name (default: MC_ALLOWED_HOSTS)"
 
 
 def raise_descriptor_limit() -> None:
@@ -64,6 +74,14 @@ class _Connection(asyncio.Protocol):
         # Time since which the server waits for the peer. None while it works on a request.
         self.since: float | None = 0.0
         self._in_request = False
+        # Time since which a message has been under way, and the counted bytes.
+        self.began: float | None = None
+        self.held = 0
+        self._received = 0
+        self._unsent = 0
+        self._writing: asyncio.TimerHandle | None = None
+        # True while a request in progress waits for the peer to read its response.
+        self._is_unread = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -77,8 +95,14 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._handler not in self._all.open:
             return
-        if self.since is not None and not self._in_request:
+        if self.since is not None and not self._in_request and not self._is_unread:
             self.wait(self._all.header_s, in_request=True)
+            # The time of an earlier response does not count.
+            self.began = None
+        if self.began is None:
+            self.began = asyncio.get_running_loop().time()
+        self._received += len(data)
+        self._count()
         self._handler.data_received(data)
 
     def eof_received(self) -> Any:
@@ -86,25 +110,65 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._cancel()
+        self._stop_writing()
+        self._received = 0
+        self._count()
         if self._all.open.pop(self._handler, None) is not None:
             self._handler.connection_lost(error)
 
     def pause_writing(self) -> None:
+        # The peer does not read as fast as the response is written.
+        if self.since is None:
+            self.since, self._is_unread = asyncio.get_running_loop().time(), True
+        self._unsent = self._buffered()
+        self._check_writing(asyncio.get_running_loop().time() + time_for(self._unsent, self._all.write_s), self._unsent + 1)
         self._handler.pause_writing()
 
     def resume_writing(self) -> None:
+        self._stop_writing()
+        if self._is_unread:
+            self.since, self._is_unread = None, False
+        self._count()
         self._handler.resume_writing()
+
+    def _buffered(self) -> int:
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
+    def _check_writing(self, deadline: float, before: int) -> None:
+        """Closes the connection if its response has made no progress, or is not read in time."""
+        loop, self._unsent = asyncio.get_running_loop(), self._buffered()
+        left = deadline - loop.time()
+        if self._unsent >= before or left <= 0:
+            self._expire()
+            return
+        self._count()
+        self._writing = loop.call_later(min(self._all.write_s, left), self._check_writing, deadline, self._unsent)
+
+    def _stop_writing(self) -> None:
+        self._unsent = 0
+        if self._writing is not None:
+            self._writing.cancel()
+            self._writing = None
+
+    def _count(self) -> None:
+        self._all.budget.hold(self, self._received + self._unsent)
+
+    def end_request(self) -> None:
+        """Releases the bytes of a request that was handled. Its response begins."""
+        self._received = 0
+        self.began = asyncio.get_running_loop().time()
+        self._count()
 
     def wait(self, limit: float, in_request: bool) -> None:
         """Marks the connection as waiting for its peer, at most `limit` seconds."""
         loop = asyncio.get_running_loop()
-        self.since, self._in_request = loop.time(), in_request
+        self.since, self._in_request, self._is_unread = loop.time(), in_request, False
         self._cancel()
         self._timer = loop.call_later(limit, self._expire)
 
     def work(self) -> None:
         """Marks the connection as working on a request, which protects it from eviction."""
-        self.since = None
+        self.since, self._is_unread = None, False
         self._cancel()
 
     def close(self) -> None:
@@ -137,18 +201,47 @@ class Connections:
         header_s: float = _HEADER_S,
         body_s: float = _BODY_S,
         idle_s: float = _IDLE_S,
+        write_s: float = GRACE_S,
+        budget: ByteBudget | None = None,
         name: str = "http",
+        guards_all_but: Sequence[str] | None = None,
     ) -> None:
         self.name = name
+        # Paths that programs may read by any name of the server. Without a list, all are.
+        self._readable = guards_all_but
+        self.guard = _mooncake.WebGuard("", [])
         self.max_connections = max_connections
         self.header_s = header_s
         self._body_s = body_s
         self.idle_s = idle_s
+        self.write_s = write_s
+        self.budget = _BUDGET if budget is None else budget
         self.open: dict[Any, _Connection] = {}
         self.refused = dict.fromkeys(_REASONS, 0)
         app.middlewares.insert(0, self._middleware())
         self.runner = web.AppRunner(app, access_log=None, keepalive_timeout=idle_s, shutdown_timeout=_STOP_S)
         self._server: asyncio.Server | None = None
+
+    def allow(self, allowed: str | None, *own: str) -> None:
+        """Sets the names by which pages in browsers may call the server, with commas between them,
+        `MC_ALLOWED_HOSTS` without them, and names of its own. Raises `InvalidArgumentError` for
+        something else.
+        """
+        if allowed is None:
+            allowed = os.environ.get("MC_ALLOWED_HOSTS", "")
+        self.guard = _mooncake.WebGuard(allowed, own)
+
+    def _refusal(self, request: web.Request) -> web.Response | None:
+        """Returns the response to a request that a website may not send."""
+        target = request.raw_path
+        authority = None if target.startswith("/") else urlsplit(target).netloc or None
+        headers = [(name.decode("ascii", "replace"), value) for name, value in request.raw_headers]
+        everything = self._readable is not None and request.path not in self._readable
+        reason = self.guard.refusal(request.method, authority, headers, everything)
+        if reason is None:
+            return None
+        _LOG.debug("request refused: path=%s reason=%s", request.path, reason.strip())
+        return web.Response(text=reason, status=403)
 
     async def listen(self, host: str, port: int) -> int:
         """Starts to listen and returns the port. Raises `OSError` if the port is unavailable."""
@@ -178,6 +271,7 @@ class Connections:
                 "Connections that were refused or closed by a listener, by reason",
                 refused,
             ),
+            *self.budget.metrics(prefix),
         ]
 
     def descriptors(self) -> list[int]:
@@ -231,22 +325,34 @@ class Connections:
     def _middleware(self) -> Any:
         @web.middleware
         async def admitted(request: web.Request, handler: Any) -> web.StreamResponse:
+            refused = self._refusal(request)
             connection = self.open.get(request.protocol)
+            if refused is not None:
+                if connection is not None:
+                    connection.end_request()
+                    connection.wait(self.idle_s, in_request=False)
+                return refused
             if connection is None:
                 response: web.StreamResponse = await handler(request)
                 return response
-            connection.wait(self._body_s, in_request=True)
+            most = request.client_max_size
+            length = most if request.content_length is None else min(request.content_length, most)
+            connection.wait(time_for(length, self._body_s), in_request=True)
             # The body is read here, so that the body timeout covers it.
             await request.read()
             connection.work()
             try:
                 response = await handler(request)
             finally:
+                connection.end_request()
                 connection.wait(self.idle_s, in_request=False)
             return response
 
         return admitted
 
+
+# Budget that the servers of this process share.
+_BUDGET = ByteBudget(default_limit())
 
 # Servers whose descriptors forked children close, and a descriptor of /dev/null once it is needed.
 _SERVERS: weakref.WeakSet[Connections] = weakref.WeakSet()

@@ -12,8 +12,23 @@ import sys
 
 _OURS = "mooncake-rs"
 _OTHER = "mooncake-transfer-engine"
+# Argument of pip: the folder in the sources of this project. No registry has the package, so its
+# name alone would be whatever someone else registers under it.
+_PLACE = "./mooncake-python"
 # Set by our `mooncake/__init__.py`.
 _MARK = "_MOONCAKE_RS"
+
+
+def check_interpreter() -> None:
+    """Raises `ImportError` on a Python for which the native half cannot be loaded."""
+    version = ".".join(map(str, sys.version_info[:3]))
+    if sys.version_info < (3, 11):
+        raise ImportError(f"cannot import mooncake: Python is too old. python={version} oldest=3.11")
+    if "t" in sys.abiflags:
+        raise ImportError(
+            f"cannot import mooncake: free-threaded builds of Python are not supported. python={version}t; "
+            "use the build with the global interpreter lock"
+        )
 
 
 def check() -> None:
@@ -32,13 +47,13 @@ def check() -> None:
         other = " ".join(_others(folder, foreign)) or _OTHER
         raise ImportError(
             f"cannot import mooncake: Mooncake C++ and {_OURS} are installed in the same folder. folder={folder!r} files={','.join(foreign)}; "
-            f"to use {_OURS}: pip uninstall -y {other} && pip install --force-reinstall --no-deps {_OURS}; "
+            f"to use {_OURS}, in its sources: pip uninstall -y {other} && pip install --force-reinstall --no-deps {_PLACE}; "
             f"to use Mooncake C++: pip uninstall -y {_OURS} && pip install --force-reinstall --no-deps {other}"
         )
     if not hasattr(sys.modules.get("mooncake"), _MARK):
         raise ImportError(
             f"cannot import mooncake: files of {_OURS} are missing or replaced, as after removing Mooncake C++. folder={folder!r}; "
-            f"pip install --force-reinstall --no-deps {_OURS}"
+            f"in its sources: pip install --force-reinstall --no-deps {_PLACE}"
         )
 
 

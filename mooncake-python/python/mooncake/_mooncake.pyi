@@ -19,6 +19,7 @@ __all__ = [
     "Descriptor",
     "DiskDescriptor",
     "Engine",
+    "ExistOptions",
     "ExpertLayout",
     "ExpertRoutes",
     "ExpertSizes",
@@ -39,11 +40,13 @@ __all__ = [
     "NoSpaceError",
     "NotFoundError",
     "QueryTaskResponse",
+    "RangedReadSnapshot",
     "ReplicaDescriptor",
     "ReplicateConfig",
     "Store",
     "UnavailableError",
     "UnsupportedError",
+    "WebGuard",
     "__version__",
     "_after_fork",
     "_close_all",
@@ -216,7 +219,10 @@ class Engine:
         """Returns the port where this engine answers handshakes, or 0 before it is initialized."""
     def last_error(self, /) -> LastError | None:
         """Returns the last error of this engine, or `None` if there was none."""
-    def _register(self, /, addresses: Sequence[int], lengths: Sequence[int]) -> int: ...
+    def _register(self, /, addresses: Sequence[int], lengths: Sequence[int], is_open: bool = True) -> int:
+        """Registers ranges for transfers, all or none, open to peers or not. Returns 0 or an engine
+        error code.
+        """
     def _unregister(self, /, addresses: Sequence[int]) -> int: ...
     def allocate_managed_buffer(self, /, length: int) -> int:
         """Allocates registered memory and returns its address, or 0 on failure."""
@@ -259,6 +265,12 @@ class Engine:
         """
     def transfer_check_status(self, /, batch_id: int) -> int:
         """Returns the status of a batch: 1 done, 0 running, -1 failed or unknown, -2 timed out."""
+    def _drain(self, /, batch_id: int, timeout_ms: int) -> int:
+        """Waits for a batch for a limited time, and returns its status as `transfer_check_status`
+        does.
+        """
+    def _refused(self, /, reason: str) -> None:
+        """Records the reason why a call was refused, for `last_error`."""
     def get_batch_transfer_status(self, /, batch_ids: list[int]) -> int:
         """Waits for batches and returns 0 if all succeeded, else -1. A finished batch can be
         queried again.
@@ -314,6 +326,25 @@ class MessageReceiver:
         """
 
 @final
+class WebGuard:
+    """Rules by which an HTTP server refuses requests of websites."""
+
+    def __new__(cls, allowed: str, own: Sequence[str]) -> Self: ...
+    def refusal(
+        self,
+        /,
+        method: str,
+        authority: str | None,
+        headers: Sequence[tuple[str, bytes]],
+        everything: bool,
+    ) -> str | None:
+        """Returns why a request is refused, or `None` if it is served.
+
+        `authority` is the host of the request line, if it has one. With `everything`, the rules
+        hold for reads, too.
+        """
+
+@final
 class Handled:
     """Reply to a message."""
 
@@ -351,6 +382,21 @@ class Located:
     @property
     def size(self) -> int:
         """Length of the object in bytes."""
+
+@disjoint_base
+class ExistOptions:
+    """Settings of an existence check."""
+
+    def __new__(cls) -> Self: ...
+    @property
+    def prefetch_to_memory(self) -> bool:
+        """True if objects that are found only on disks return to memory, in the background."""
+    @prefetch_to_memory.setter
+    def prefetch_to_memory(self, value: bool) -> None: ...
+
+@final
+class RangedReadSnapshot:
+    """Located objects, for several reads of ranges."""
 
 @final
 class MemoryDescriptor:
@@ -438,6 +484,26 @@ class ReplicateConfig:
     def group_ids(self) -> list[str] | None: ...
     @group_ids.setter
     def group_ids(self, value: Sequence[str] | None) -> None: ...
+    @property
+    def session_ids(self) -> list[str] | None:
+        """Session of each key, for events. `None` for no sessions."""
+    @session_ids.setter
+    def session_ids(self, value: Sequence[str] | None) -> None: ...
+    @property
+    def preferred_hca_names(self) -> list[str] | None:
+        """Names of preferred RDMA devices."""
+    @preferred_hca_names.setter
+    def preferred_hca_names(self, value: Sequence[str] | None) -> None: ...
+    @property
+    def per_key_preferred_hca_names(self) -> list[list[str]] | None:
+        """Names of preferred RDMA devices for each key."""
+    @per_key_preferred_hca_names.setter
+    def per_key_preferred_hca_names(self, value: Sequence[Sequence[str]] | None) -> None: ...
+    @property
+    def residency_affinity_ids(self) -> list[str] | None:
+        """Name of the set of weights that each key belongs to, in Mooncake C++."""
+    @residency_affinity_ids.setter
+    def residency_affinity_ids(self, value: Sequence[str] | None) -> None: ...
     @property
     def with_hard_pin(self) -> bool: ...
     @with_hard_pin.setter
@@ -592,9 +658,7 @@ class Store:
         metadata_size: int,
         config: ReplicateConfig | None = None,
     ) -> int:
-        """Stores metadata and data from memory of the program as one value, metadata first. If both
-        are empty, nothing is stored, as with `put_from`.
-        """
+        """Stores metadata and data from memory of the program as one value, metadata first."""
     def batch_put_from(
         self, /, keys: list[str], buffer_ptrs: list[int], sizes: list[int], config: ReplicateConfig | None = None
     ) -> list[int]:
@@ -628,15 +692,24 @@ class Store:
         all_sizes: list[list[int]],
         prefer_alloc_in_same_node: bool = False,
     ) -> list[int]:
-        """Reads values, each into several buffers that are filled in order. The sizes of the
-        buffers must add up to that of the value.
+        """Reads values, each into several buffers that are filled in order. Returns the length of
+        each value, or -600 if the buffers together are too short.
         """
-    def is_exist(self, /, key: str) -> int:
+    def is_exist(self, /, key: str, options: ExistOptions = ...) -> int:
         """Returns 1 if the key is readable, 0 if not, or a negative code. A readable key gets a
         lease, which protects it from eviction.
+
+        With `options.prefetch_to_memory`, an object that is only on a disk returns to memory in the
+        background, if the setup has `enable_ssd_prefetch`.
         """
-    def batch_is_exist(self, /, keys: list[str]) -> list[int]:
+    def batch_is_exist(self, /, keys: list[str], options: ExistOptions = ...) -> list[int]:
         """Runs `is_exist` for many keys."""
+    def probe_key(self, /, key: str) -> int:
+        """Returns 1 if the key is readable, 0 if not, or a negative code. The key gets no lease."""
+    def batch_probe_key(self, /, keys: list[str], policy: str = "none", candidate_size: int = ...) -> list[int]:
+        """Runs `probe_key` for many keys. With the policy `"LastHitOnly"` the keys are groups of
+        `candidate_size`, and the last group that is wholly readable gets leases.
+        """
     def prefix_hits(self, /, keys: list[str]) -> int:
         """Returns the number of keys from the front that are readable, or a negative code. These
         keys get a lease, and later keys get none.
@@ -749,6 +822,24 @@ class Store:
     ) -> list[list[list[int]]]:
         """Reads ranges of values into registered memory. The lists are by buffer, key and fragment,
         and so is the result: bytes read, or a negative code.
+        """
+    def prepare_get_into_ranges_snapshot(self, /, keys: list[str]) -> RangedReadSnapshot:
+        """Locates objects for several reads of their ranges, and grants leases on them. The
+        snapshot also has the keys without an object.
+        """
+    def get_into_ranges_from_snapshot(
+        self,
+        /,
+        snapshot: RangedReadSnapshot,
+        buffer_ptrs: list[int],
+        all_keys: list[list[str]],
+        all_dst_offsets: list[list[list[int]]],
+        all_src_offsets: list[list[list[int]]],
+        all_sizes: list[list[list[int]]],
+    ) -> list[list[list[int]]]:
+        """Reads ranges of the objects of a snapshot into registered memory, like `get_into_ranges`.
+        The master is asked again once half of a lease is over. A key that is not in the snapshot is
+        -600.
         """
     def put(self, /, key: str, value: _ReadableBuffer, config: ReplicateConfig | None = None) -> int:
         """Stores a value under a new key. Returns 0, also if the key already exists (its value does

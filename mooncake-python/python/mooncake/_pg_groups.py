@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import Backend, ProcessGroup
+from torch._C._distributed_c10d import ProcessGroup
 
 from mooncake import _mooncake, _pg_process
 from mooncake._pg_calls import GroupCalls, _Mirror
@@ -19,9 +19,10 @@ from mooncake._pg_options import (
     SyncAfterFailureStatus,
     _check,
 )
+from mooncake._pg_torch import NEWEST, BackendBase, GroupBase
 
 
-class MooncakeBackend(GroupCalls, Backend):
+class MooncakeBackend(GroupCalls, BackendBase):
     """Backend of a group, for callers that ask the group for the backend of a device."""
 
     def __init__(self, comm: _mooncake.GroupCommunicator, rank: int, size: int, capacity: int, mirror: _Mirror) -> None:
@@ -47,7 +48,7 @@ class MooncakeBackend(GroupCalls, Backend):
         return self._extent()
 
 
-class MooncakeProcessGroup(GroupCalls, ProcessGroup):
+class MooncakeProcessGroup(GroupCalls, GroupBase):
     """Group that `torch.distributed` returns."""
 
     def __init__(self, store: Any, backend: MooncakeBackend, device: str) -> None:
@@ -60,21 +61,21 @@ class MooncakeProcessGroup(GroupCalls, ProcessGroup):
         # The group in C++ does not keep the part of the backend in Python.
         self._backend = backend
         self._is_open = True
-        kind = ProcessGroup.BackendType.CUSTOM
-        devices = ["cpu", "cuda"] if device == "cuda" or torch.cuda.is_available() else ["cpu"]
-        for name in devices:
-            self._register_backend(torch.device(name), kind, backend)
-        self._set_default_backend(kind)
+        self._register(["cpu", "cuda"] if device == "cuda" or torch.cuda.is_available() else ["cpu"], backend)
 
     @property
     def _slot(self) -> int:
         return self._own
 
-    def getRank(self) -> int:
+    def rank(self) -> int:
         return self._own
 
-    def getSize(self) -> int:
+    def size(self) -> int:
         return self._extent()
+
+    # Names in C++.
+    getRank = rank
+    getSize = size
 
     def shutdown(self) -> None:
         """Leaves the group."""
@@ -115,7 +116,15 @@ def _create(given: Any, options: MooncakeBackendOptions | None, device: str) -> 
     _pg_process._opened()
     if mirror.copies is not None:
         mirror.copies()
-    return MooncakeProcessGroup(given.store, MooncakeBackend(comm, rank, size, checked.capacity, mirror), device)
+    try:
+        return MooncakeProcessGroup(given.store, MooncakeBackend(comm, rank, size, checked.capacity, mirror), device)
+    except (AttributeError, TypeError) as error:
+        comm.close()
+        _pg_process._closed()
+        raise RuntimeError(
+            f"cannot create group: torch differs from the versions that mooncake.pg knows. torch={torch.__version__} "
+            f"newest={NEWEST}; install torch {NEWEST}"
+        ) from error
 
 
 def createMooncakeBackend(opts: Any, options: MooncakeBackendOptions | None = None) -> MooncakeProcessGroup:

@@ -12,6 +12,7 @@ from torch._C._distributed_c10d import Work
 from torch.futures import Future
 
 from mooncake import _mooncake
+from mooncake._pg_torch import keep_until_waited, was_waited
 
 _NO_LIMIT = timedelta(0)
 
@@ -97,6 +98,9 @@ class MooncakeWork(Work):
         self._refresh = refresh
         self._is_p2p = is_p2p
         self._future: Any = None
+        if not is_p2p:
+            # C++ starts collective operations only, and waits for each of coalesced ones.
+            keep_until_waited(self, len(operations))
         if staging.copies_back:
             # The results arrive even if the caller does not wait.
             self._on_done(staging.finish)
@@ -132,10 +136,12 @@ class MooncakeWork(Work):
     def _fault(self) -> BaseException | None:
         return next((fault for one in self._operations if (fault := one.fault()) is not None), None)
 
-    def wait(self, timeout: timedelta = _NO_LIMIT) -> bool:
+    def wait(self, timeout: timedelta | None = None) -> bool:
         """Waits for the operation. Only point-to-point operations honour `timeout`; the result is
         False when it expires. The failure of another rank raises no exception.
         """
+        # C++ names a timeout.
+        was_waited(self, timeout is None)
         limit = timeout.total_seconds() if self._is_p2p and timeout is not None and timeout > _NO_LIMIT else None
         for operation in self._operations:
             if not operation.wait(limit):
@@ -152,6 +158,7 @@ class MooncakeWork(Work):
 
     def is_completed(self) -> bool:
         """Returns whether the operation is over."""
+        was_waited(self)
         if not all(operation.is_done() for operation in self._operations):
             return False
         self._finish()
@@ -175,6 +182,7 @@ class MooncakeWork(Work):
 
     def get_future(self) -> Any:
         """Returns a future of the results."""
+        was_waited(self)
         if self._future is None:
             devices = sorted({one.device.index for one in self._results if one.device.type == "cuda"})
             future = self._future = Future(devices=[torch.device("cuda", index) for index in devices])

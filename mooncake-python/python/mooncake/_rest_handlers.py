@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
+import os
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from aiohttp import web
 
 from mooncake import _folders, _mooncake
+from mooncake._byte_budget import time_for
 
 _LOG = logging.getLogger("mooncake.mooncake_store_service")
 _MAX_GRACE_S = 3600
 _MAX_SIZE = 1 << 64
+# Maximum number of segments in new memory that requests may mount.
+_MAX_MOUNTS = 1024
 # Code of `last_error` if bytes of a file are already offered.
 _EXISTS = -102
 # Values longer than this are sent in pieces of this size.
@@ -76,6 +81,49 @@ class _Mounted(NamedTuple):
     taken: bool = False
 
 
+class _Mounts:
+    """New memory that requests have mounted, at most `most` bytes and `_MAX_MOUNTS` segments."""
+
+    def __init__(self, most: int | None) -> None:
+        self._most = _memory_size() if most is None else most
+        self._segments: dict[str, int] = {}
+        self._bytes = 0
+        self._pending = 0
+
+    def reserve(self, size: int) -> str | None:
+        """Reserves the size of a segment, or returns why it is refused."""
+        if self._bytes + size > self._most or len(self._segments) + self._pending >= _MAX_MOUNTS:
+            return (
+                "cannot mount segment: the limit of this server is reached. "
+                f"size={size} mounted={self._bytes} max_mount_size={self._most} segments={len(self._segments)} of {_MAX_MOUNTS}; "
+                "unmount segments, or raise --max_mount_size"
+            )
+        self._bytes += size
+        self._pending += 1
+        return None
+
+    def settle(self, size: int, ids: Sequence[str]) -> None:
+        """Records the segments of a reservation. Without any, it ends."""
+        self._pending -= 1
+        if not ids:
+            self._bytes -= size
+        for number, one in enumerate(ids):
+            self._segments[one] = 0 if number else size
+
+    def release(self, ids: Iterable[str]) -> None:
+        """Removes segments that were unmounted."""
+        self._bytes -= sum(self._segments.pop(one, 0) for one in ids)
+
+
+def _memory_size() -> int:
+    """Returns the memory of this host, or that of the process's control group if it is less."""
+    size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError), open(path) as file:
+            size = min(size, int(file.read()))
+    return size
+
+
 class RestHandlers:
     """Handlers of requests. Calls of the store run on threads beside the event loop."""
 
@@ -88,6 +136,10 @@ class RestHandlers:
     last_mount_info: dict[str, Any]
     # Lock for changes of the mode.
     _state_lock: asyncio.Lock
+    # Maximum bytes of new memory that requests may mount in all, without a limit that of this host;
+    # and the bytes of each segment that they have mounted.
+    _max_mount: int | None = None
+    _mounts: _Mounts | None = None
     # Folders whose files `reconfigure` may mount. Without them, it mounts any file.
     _folders: Sequence[str] | None = None
 
@@ -131,9 +183,15 @@ class RestHandlers:
         data = await self._call(self.store.get, key)
         if data is None:
             return _error("GET operation failed")
-        # An empty result may also stand for a missing key.
-        refused = None if data else await self._refused(key)
-        return refused or _octets(bytes(data))
+        if data:
+            return _octets(bytes(data))
+        # An empty result may also stand for a missing key. A store of this package has no empty
+        # values, so it stands for one that cannot be read.
+        cause = self._cause()
+        refused = await self._refused(key)
+        if refused is None and self._is_native:
+            return _error("GET operation failed", 503, **cause)
+        return refused or _octets(b"")
 
     async def _refused(self, key: str) -> web.StreamResponse | None:
         """Returns the response for a key that does not exist."""
@@ -174,9 +232,18 @@ class RestHandlers:
         if isinstance(size, bool) or not isinstance(size, int) or not 0 < size < _MAX_SIZE:
             return _error("Invalid size: it must be a positive integer", 400)
         where = body.get("protocol", self.config.protocol), body.get("location", "")
-        result = await self._call(self.store.allocate_and_mount_segment, size, *where)
-        if result["ret"] != 0:
-            return _error(f"Allocation of a segment failed, ret={result['ret']}", 500, **self._cause())
+        mounts = self._mounts = self._mounts or _Mounts(self._max_mount)
+        refused = mounts.reserve(size)
+        if refused is not None:
+            return _error(refused, 507)
+        mounted: list[str] = []
+        try:
+            result = await self._call(self.store.allocate_and_mount_segment, size, *where)
+            if result["ret"] != 0:
+                return _error(f"Allocation of a segment failed, ret={result['ret']}", 500, **self._cause())
+            mounted = result["segment_ids"]
+        finally:
+            mounts.settle(size, mounted)
         return _json(
             {
                 "status": "success",
@@ -202,6 +269,8 @@ class RestHandlers:
     def _forget(self, ids: Iterable[str]) -> None:
         """Forgets segments that `reconfigure` has mounted and another request has unmounted."""
         freed = set(ids)
+        if self._mounts is not None:
+            self._mounts.release(freed)
         self.mounted_segment_ids = [one for one in self.mounted_segment_ids if one not in freed]
         if not self.mounted_segment_ids:
             self.current_mode = "prefill"
@@ -378,9 +447,8 @@ async def _sent(request: Any, view: memoryview) -> web.StreamResponse:
     if request.method == "HEAD":
         return response
     try:
-        for at in range(0, len(view), _PIECE):
-            await asyncio.wait_for(response.write(bytes(view[at : at + _PIECE])), _READER_S)
-        await asyncio.wait_for(response.write_eof(), _READER_S)
+        # Each piece has a limit, so that a stop is noticed, and so has the whole response.
+        await asyncio.wait_for(_write_pieces(response, view), time_for(len(view), _READER_S))
     except TimeoutError:
         _LOG.info("%s %s: client stopped reading", request.method, request.path)
         if request.transport is not None:
@@ -389,3 +457,9 @@ async def _sent(request: Any, view: memoryview) -> web.StreamResponse:
         # The client can no longer receive a response.
         _LOG.debug("%s %s: client disconnected", request.method, request.path)
     return response
+
+
+async def _write_pieces(response: web.StreamResponse, view: memoryview) -> None:
+    for at in range(0, len(view), _PIECE):
+        await asyncio.wait_for(response.write(bytes(view[at : at + _PIECE])), _READER_S)
+    await asyncio.wait_for(response.write_eof(), _READER_S)

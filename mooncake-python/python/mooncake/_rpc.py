@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import atexit
 import logging
+import os
 import struct
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any, TypedDict
@@ -145,16 +147,20 @@ class RpcInterface:
         return True
 
     def stop_server(self) -> None:
-        """Stops the server. Callbacks that run are waited for, except by a callback itself."""
+        """Stops the server. Waits for callbacks that run for 5 s at most, except in a callback."""
+        self._stop(5)
+
+    def _stop(self, patience: float) -> None:
         with self._lock:
             receiver, running = self._receiver, self._running
             self._receiver, self._running = None, []
             _OPEN.discard(self)
         if receiver is not None:
             receiver.stop()
+            end = time.monotonic() + patience
             for thread in running:
                 if thread is not threading.current_thread():
-                    thread.join(5)
+                    thread.join(max(0, end - time.monotonic()))
             self._stopped.set()
 
     def set_data_receive_callback(self, callback: Callable[[_Data], Any]) -> None:
@@ -246,7 +252,7 @@ _OPEN: weakref.WeakSet[RpcInterface] = weakref.WeakSet()
 def _stop_all() -> None:
     # The threads must not be inside the interpreter when it ends.
     for interface in list(_OPEN):
-        interface.stop_server()
+        interface._stop(1)
 
 
 def _bytes(data: Any) -> None:
@@ -291,12 +297,13 @@ def create_rpc_client(local_rank: int = 0, world_size: int = 1) -> RpcInterface:
 
 
 def create_rpc_server(local_rank: int = 0, world_size: int = 1) -> RpcInterface:
-    """Creates an interface whose server will listen at 0.0.0.0:8080. The arguments have no effect,
-    as in Mooncake C++.
+    """Creates an interface whose server will listen at port 8080 of 0.0.0.0, or of the address in
+    `MC_BIND_ADDRESS`. The arguments have no effect, as in Mooncake C++.
     """
     del local_rank, world_size
     interface = RpcInterface()
-    interface.initialize_server("0.0.0.0:8080")
+    host = os.environ.get("MC_BIND_ADDRESS") or "0.0.0.0"
+    interface.initialize_server(f"[{host}]:8080" if ":" in host else f"{host}:8080")
     return interface
 
 

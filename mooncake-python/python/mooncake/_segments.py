@@ -12,10 +12,15 @@ import hashlib
 import json
 import mmap as pages
 import os
+import re
 from collections.abc import Sequence
 
 # Length of a blob in bytes. Collectives need the same length on all ranks.
 BLOB = 512
+# Name of the files, which other descriptors do not have.
+_NAME = "mooncake-segment"
+# Path of a descriptor of a process.
+_PATH = re.compile(r"/proc/[0-9]+/fd/[0-9]+")
 
 
 class SharedSegment:
@@ -96,7 +101,7 @@ class SharedSegment:
 
     def _map(self, path: str, file_id: tuple[object, object]) -> pages.mmap:
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC) if self._fd is None else os.dup(self._fd)
+            fd = _open(path) if self._fd is None else os.dup(self._fd)
         except OSError as error:
             raise RuntimeError(f"cannot open the owner's memory: {error}") from error
         try:
@@ -143,6 +148,20 @@ class SharedSegment:
             os.close(fd)
 
 
+def _open(path: str) -> int:
+    """Opens the file that another process has named. Any other kind of file is not even opened."""
+    if not _PATH.fullmatch(path):
+        raise OSError(f"not a file of a process: {path!r}")
+    place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        path = f"/proc/self/fd/{place}"
+        if not os.readlink(path).startswith(f"/memfd:{_NAME} "):
+            raise OSError("the descriptor is not shared memory")
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    finally:
+        os.close(place)
+
+
 def _new_file(size: int) -> int:
     """Creates a file of fixed size whose pages are all allocated.
 
@@ -152,10 +171,11 @@ def _new_file(size: int) -> int:
     if size > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
         raise RuntimeError(f"cannot allocate {size} bytes of shared memory: the machine has less")
     try:
-        fd = os.memfd_create("mooncake-segment", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        fd = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     except OSError as error:
         raise RuntimeError(f"cannot create shared memory: {error}") from error
     try:
+        os.fchmod(fd, 0o600)
         os.ftruncate(fd, size)
         os.posix_fallocate(fd, 0, size)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)

@@ -57,6 +57,9 @@ _INVALID_PARAMS = -600
 _SMALL = 256 << 10
 # Maximum number of shards that are looked up at a time.
 _LOOKUPS = 64
+# Maximum number of tensors that are looked up before they are read. mooncake_client keeps a limited
+# number of located objects.
+_AT_ONCE = 4096
 
 
 class TensorCalls(_mooncake.Store):
@@ -483,6 +486,15 @@ class TensorCalls(_mooncake.Store):
 
     def batch_get_tensor(self, keys: list[str]) -> list[Any]:
         """Runs `get_tensor` for many keys."""
+        if len(keys) <= _AT_ONCE:
+            return self._located_tensors(keys)
+        tensors: list[Any] = []
+        for at in range(0, len(keys), _AT_ONCE):
+            tensors += self._located_tensors(keys[at : at + _AT_ONCE])
+        return tensors
+
+    def _located_tensors(self, keys: list[str]) -> list[Any]:
+        """Looks up all keys, and then reads their tensors."""
         tensors: list[Any] = [None] * len(keys)
         jobs: list[_Job] = []
         of: list[int] = []

@@ -6,14 +6,18 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import hmac
+import ipaddress
 import logging
+import os
 import threading
 from enum import Enum
 from typing import Any
 
 from aiohttp import web
 
-from mooncake._connections import Connections, metrics_page, raise_descriptor_limit
+from mooncake._connections import ALLOWED_HOSTS, Connections, metrics_page, raise_descriptor_limit
 from mooncake._sizes import port
 
 _LOG = logging.getLogger(__name__)
@@ -38,21 +42,56 @@ class KVPoll(Enum):
     Success = 4
 
 
-class KVBootstrapServer:
-    """Metadata server that runs on its own thread."""
+def _limit(variable: str, default: int) -> int:
+    """Returns the number in a variable of the environment, at least 1."""
+    text = os.environ.get(variable, "")
+    if not text:
+        return default
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise ValueError(f"{variable}={text}: must be a whole number above 0")
+    return number
 
-    def __init__(self, port: int, host: str = "0.0.0.0") -> None:
+
+def _is_loopback(host: str) -> bool:
+    """Returns whether only this host reaches an address."""
+    if host.lower() in ("localhost", "localhost4", "localhost6", "ip6-localhost", "ip6-loopback"):
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+class KVBootstrapServer:
+    """Metadata server that runs on its own thread.
+
+    With `MC_METADATA_HTTP_TOKEN`, every request for an entry needs this token. Without it, the
+    server listens at loopback only, unless `MC_METADATA_HTTP_ALLOW_INSECURE` is set.
+    """
+
+    def __init__(self, port: int, host: str = "0.0.0.0", allowed_hosts: str | None = None) -> None:
         self.port = port
         self.host = host
-        self.app = web.Application(client_max_size=_MAX_VALUE)
+        self._token = os.environ.get("MC_METADATA_HTTP_TOKEN", "")
+        self._max_value = _limit("MC_METADATA_MAX_BODY_BYTES", _MAX_VALUE)
+        self._puts: asyncio.Semaphore | None = None
+        if os.environ.get("MC_METADATA_MAX_CONCURRENT_PUTS"):
+            self._puts = asyncio.Semaphore(_limit("MC_METADATA_MAX_CONCURRENT_PUTS", 1))
+        self.app = web.Application(client_max_size=self._max_value)
         self.app.router.add_route("*", "/metadata", self._handle_metadata)
         self.app.router.add_get("/health", self._health)
         self.app.router.add_get("/metrics", self._metrics)
         self._connections = Connections(self.app, name="metadata")
+        self._connections.allow(allowed_hosts, host)
         self.store: dict[str, bytes] = {}
         # Held for each access to the store by a request.
         self.lock = asyncio.Lock()
-        self.max_entries, self.max_bytes = _MAX_ENTRIES, _MAX_BYTES
+        self.max_entries = _limit("MC_METADATA_MAX_KEYS", _MAX_ENTRIES)
+        self.max_bytes = _limit("MC_METADATA_MAX_TOTAL_BYTES", _MAX_BYTES)
         self._bytes = 0
         self._refused = 0
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -65,7 +104,22 @@ class KVBootstrapServer:
         del request
         return web.Response(text="OK")
 
+    def _is_authorized(self, request: Any) -> bool:
+        if not self._token:
+            return True
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+        return scheme.lower() == "bearer" and hmac.compare_digest(token.encode(), self._token.encode())
+
+    async def _read_value(self, request: Any) -> bytes:
+        """Returns the body of a request, once few enough others are received."""
+        async with self._puts or contextlib.nullcontext():
+            return bytes(await request.read())
+
     async def _handle_metadata(self, request: Any) -> web.Response:
+        if not self._is_authorized(request):
+            answer = _answer("unauthorized", 401)
+            answer.headers["WWW-Authenticate"] = "Bearer"
+            return answer
         key = request.query.get("key", "").strip()
         if not key:
             return _answer("metadata key is missing", 400)
@@ -73,7 +127,10 @@ class KVBootstrapServer:
             answer = _answer("method not allowed", 405)
             answer.headers["Allow"] = ",".join(_METHODS)
             return answer
-        value = bytes(await request.read()) if request.method == "PUT" else b""
+        try:
+            value = await self._read_value(request) if request.method == "PUT" else b""
+        except web.HTTPRequestEntityTooLarge:
+            return _answer("request body too large", 413)
         async with self.lock:
             if request.method == "PUT":
                 return self._put(key, value)
@@ -87,14 +144,18 @@ class KVBootstrapServer:
     def _put(self, key: str, value: bytes) -> web.Response:
         old = self.store.get(key)
         if old is not None and "rpc_meta" in key:
+            if old == value:
+                return _answer("metadata unchanged")
             return _answer("Duplicate rpc_meta key not allowed", 400)
         before = 0 if old is None else _size(key, old)
         after = _size(key, value)
         is_full = self._bytes - before + after > self.max_bytes and after > before
-        if is_full or (old is None and len(self.store) >= self.max_entries):
+        has_too_many = old is None and len(self.store) >= self.max_entries
+        if is_full or has_too_many:
             self._refused += 1
+            budget = "size" if is_full else "key"
             text = (
-                f"cannot set metadata key: the metadata server is full. entries={len(self.store)} of {self.max_entries} "
+                f"metadata {budget} budget exhausted: the metadata server is full. entries={len(self.store)} of {self.max_entries} "
                 f"bytes={self._bytes} of {self.max_bytes}; delete the keys of nodes that are gone"
             )
             _LOG.warning("%s", text)
@@ -113,7 +174,11 @@ class KVBootstrapServer:
         """Starts the server on a thread of its own, and returns the thread.
 
         A failure is logged. `poll` reports it.
+
+        Raises:
+            RuntimeError: other hosts reach the address, and there is no token.
         """
+        self._check_host()
         self._started.clear()
         self._failure = None
         self.thread = threading.Thread(target=self._serve, name="mooncake-metadata", daemon=True)
@@ -123,6 +188,17 @@ class KVBootstrapServer:
         if self._failure is not None:
             self.thread.join()
         return self.thread
+
+    def _check_host(self) -> None:
+        if self._token or _is_loopback(self.host):
+            return
+        if os.environ.get("MC_METADATA_HTTP_ALLOW_INSECURE", "").lower() in ("1", "true", "yes", "on"):
+            _LOG.warning("metadata server listens without a token. host=%s", self.host)
+            return
+        raise RuntimeError(
+            f"the metadata server refuses to bind {self.host}: other hosts could read and change every entry; "
+            "set a token in MC_METADATA_HTTP_TOKEN, listen at --host=127.0.0.1, or set MC_METADATA_HTTP_ALLOW_INSECURE=1"
+        )
 
     def _serve(self) -> None:
         try:
@@ -173,12 +249,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=port, default=8080)
     parser.add_argument("--host", default="0.0.0.0")
+    parser.add_argument("--allowed_hosts", "--allowed-hosts", help=ALLOWED_HOSTS)
     parser.add_argument("--log-level", type=str.upper, choices=_LEVELS, default="INFO")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=options.log_level)
     raise_descriptor_limit()
-    server = KVBootstrapServer(options.port, options.host)
-    server.run()
+    try:
+        server = KVBootstrapServer(options.port, options.host, options.allowed_hosts)
+        server.run()
+    except (RuntimeError, ValueError) as error:
+        _LOG.error("%s", error)
+        return 1
     if server.poll() is not KVPoll.Success:
         return 1
     _LOG.info("metadata server on %s:%s", server.host, server.port)

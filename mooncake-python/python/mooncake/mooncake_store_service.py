@@ -15,10 +15,10 @@ from typing import Any
 from aiohttp import web
 
 from mooncake import _folders, _openapi
-from mooncake._connections import Connections, metrics_page, raise_descriptor_limit
+from mooncake._connections import ALLOWED_HOSTS, Connections, metrics_page, raise_descriptor_limit
 from mooncake._rest_handlers import RestHandlers, _json, _with_errors
 from mooncake._rest_handlers import _shm_name_to_path as _shm_name_to_path
-from mooncake._sizes import port
+from mooncake._sizes import parse_size, port
 from mooncake.mooncake_config import MooncakeConfig
 from mooncake.store import MooncakeDistributedStore
 
@@ -26,6 +26,8 @@ __all__ = ["MooncakeStoreService", "main", "parse_arguments", "sync_main"]
 
 _LOG = logging.getLogger(__name__)
 _MAX_BODY = 100 << 20
+# Paths without values, which programs may read by any name of the server.
+_OPEN_PATHS = ("/health", "/metrics", "/openapi.json")
 # Seconds between two attempts to set up the store.
 _RETRY_S = 1.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -42,11 +44,15 @@ class MooncakeStoreService(RestHandlers):
         config: MooncakeConfig | None = None,
         store: Any = None,
         folders: Sequence[str] | None = None,
+        allowed_hosts: str | None = None,
+        max_mount_size: int | None = None,
     ) -> None:
         """Loads settings from a file, or from the environment. `cli_config` has settings that
         replace them, as they are.
 
-        `config` replaces both. With `folders`, requests may only mount files in them.
+        `config` replaces both. With `folders`, requests may only mount files in them. Pages in
+        browsers may call the server by the names in `allowed_hosts`. Requests may mount new memory
+        of `max_mount_size` bytes in all, that of this host by default.
         """
         if config is None:
             try:
@@ -83,7 +89,10 @@ class MooncakeStoreService(RestHandlers):
                 web.get("/metrics", self.metrics),
             ]
         )
-        self.connections = Connections(self.app, name="rest")
+        self._max_mount = max_mount_size
+        self.connections = Connections(self.app, name="rest", guards_all_but=_OPEN_PATHS)
+        self._allowed_hosts = allowed_hosts
+        self.connections.allow(allowed_hosts, str(self.config.local_hostname))
 
     async def start_store_service(self, max_wait_time: float = 60, shutdown_event: asyncio.Event | None = None) -> bool:
         """Sets up a store, and retries until it succeeds or that many seconds have passed.
@@ -115,8 +124,11 @@ class MooncakeStoreService(RestHandlers):
                 await asyncio.wait_for(stop.wait(), min(_RETRY_S, left))
         return False
 
-    async def start_http_service(self, port: int = 8080, host: str = "0.0.0.0") -> bool:
-        """Starts to serve requests. Raises `OSError` if the port cannot be used."""
+    async def start_http_service(self, port: int = 8080, host: str = "127.0.0.1") -> bool:
+        """Starts to serve requests, at loopback by default. Raises `OSError` if the port cannot be
+        used.
+        """
+        self.connections.allow(self._allowed_hosts, str(self.config.local_hostname), host)
         await self.connections.listen(host, port)
         _LOG.info("REST server on %s port %s", host, port)
         return True
@@ -174,7 +186,9 @@ def parse_arguments() -> argparse.Namespace:
         "-D", "--define", dest="define", action="append", default=[], metavar="key=value", help="setting that overrides the file and the environment"
     )
     parser.add_argument("--port", type=port, default=8080)
-    parser.add_argument("--host", default="0.0.0.0", help="address to listen on (default: all)")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on, 0.0.0.0 for all (default: 127.0.0.1)")
+    parser.add_argument("--allowed_hosts", "--allowed-hosts", help=ALLOWED_HOSTS)
+    parser.add_argument("--max_mount_size", "--max-mount-size", type=parse_size, help="memory that /api/mount may mount in all (default: that of this host)")
     parser.add_argument(
         "--folder",
         dest="folders",
@@ -213,7 +227,12 @@ async def main() -> None:
     `OSError` if the port cannot be used.
     """
     options = parse_arguments()
-    service = MooncakeStoreService(config=_settings(options.config, options.define), folders=options.folders)
+    service = MooncakeStoreService(
+        config=_settings(options.config, options.define),
+        folders=options.folders,
+        allowed_hosts=options.allowed_hosts,
+        max_mount_size=options.max_mount_size,
+    )
     shutdown_event = asyncio.Event()
     _install_shutdown_signal_handlers(asyncio.get_running_loop(), shutdown_event)
     _unblock_shutdown_signals()

@@ -12,6 +12,8 @@ try:
 except ImportError as error:
     raise ImportError("cannot import mooncake.pg: torch is not installed; pip install torch") from error
 
+import re as _re
+
 from mooncake import _installation, _mooncake
 
 _installation.check()
@@ -20,8 +22,17 @@ if not hasattr(_mooncake, "GroupContext"):
 
 import torch.distributed as _distributed
 
+_OLDEST = (2, 4)
+_found = _re.match(r"(\d+)\.(\d+)", _torch.__version__)
+if _found is not None and (int(_found[1]), int(_found[2])) < _OLDEST:
+    raise ImportError(
+        f"cannot import mooncake.pg: torch is too old. torch={_torch.__version__} oldest={'.'.join(map(str, _OLDEST))}; "
+        "pip install --upgrade torch"
+    )
 if not _distributed.is_available():
-    raise ImportError(f"cannot import mooncake.pg: torch {_torch.__version__} is built without torch.distributed")
+    raise ImportError(
+        f"cannot import mooncake.pg: torch is built without torch.distributed. torch={_torch.__version__}; install another build"
+    )
 
 from mooncake._pg_groups import (
     MooncakeBackend,

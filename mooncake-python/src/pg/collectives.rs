@@ -16,6 +16,7 @@ use super::communicator::{GroupCommunicator, GroupParts};
 use super::operation::{GroupOperation, SharedKeep};
 use crate::args::Keep;
 use crate::error::exception;
+use crate::interpreter::detached;
 use crate::signals::CHECK_INTERVAL;
 
 impl GroupCommunicator {
@@ -29,19 +30,19 @@ impl GroupCommunicator {
         start: impl FnOnce(&GroupParts, Box<SharedKeep>) -> Result<Operation> + Send,
     ) -> PyResult<GroupOperation> {
         let parts = self.parts(py)?;
-        let mut kept = Keep::default();
-        kept.object(keep);
-        let kept: SharedKeep = Arc::new(Mutex::new(kept));
-        let started = py.detach(|| {
+        let mut owners = Keep::default();
+        owners.object(keep);
+        let owners: SharedKeep = Arc::new(Mutex::new(owners));
+        let started = detached(py, || {
             let driving = if waits { parts.communicator.drive() } else { None };
-            let operation = start(&parts, Box::new(kept.clone()))?;
+            let operation = start(&parts, Box::new(owners.clone()))?;
             if let Some(driving) = driving {
                 operation.drive_by(&driving, CHECK_INTERVAL);
             }
             Ok(operation)
         });
         let operation = started.map_err(|error: Error| exception(py, &error))?;
-        Ok(GroupOperation::new(operation, parts.mirror.clone(), kept))
+        Ok(GroupOperation::new(operation, parts.mirror.clone(), owners))
     }
 
     /// Starts a collective operation.
@@ -52,13 +53,13 @@ impl GroupCommunicator {
         waits: bool,
         collective: impl FnOnce() -> Result<Collective> + Send,
     ) -> PyResult<GroupOperation> {
-        self.begin(py, keep, waits, |parts, kept| {
+        self.begin(py, keep, waits, |parts, owners| {
             let collective = collective()?;
-            // SAFETY: `kept` holds the owners of the memory until the operation is over. The
+            // SAFETY: `owners` holds the owners of the memory until the operation is over. The
             // program does not touch memory of an operation in progress, as with every backend.
             #[allow(unsafe_code)]
             unsafe {
-                parts.communicator.start(collective, kept)
+                parts.communicator.start(collective, owners)
             }
         })
     }
@@ -202,12 +203,12 @@ impl GroupCommunicator {
 
     /// Sends a tensor to a rank.
     fn send(&self, py: Python<'_>, tensor: Span, to: i64, keep: Py<PyAny>) -> PyResult<GroupOperation> {
-        self.begin(py, keep, false, |parts, kept| {
+        self.begin(py, keep, false, |parts, owners| {
             let to = slot_of(to)?;
             // SAFETY: as in `collective`.
             #[allow(unsafe_code)]
             unsafe {
-                parts.communicator.send(tensor.buffer(), to, kept)
+                parts.communicator.send(tensor.buffer(), to, owners)
             }
         })
     }
@@ -221,14 +222,14 @@ impl GroupCommunicator {
         source: Option<i64>,
         keep: Py<PyAny>,
     ) -> PyResult<GroupOperation> {
-        self.begin(py, keep, false, |parts, kept| {
+        self.begin(py, keep, false, |parts, owners| {
             let (tensor, source) = (tensor.buffer(), source.map(slot_of).transpose()?);
             // SAFETY: as in `collective`.
             #[allow(unsafe_code)]
             unsafe {
                 match source {
-                    Some(source) => parts.communicator.receive(tensor, source, kept),
-                    None => parts.communicator.receive_any(tensor, kept),
+                    Some(source) => parts.communicator.receive(tensor, source, owners),
+                    None => parts.communicator.receive_any(tensor, owners),
                 }
             }
         })
@@ -247,7 +248,7 @@ impl GroupCommunicator {
         seconds: Option<f64>,
         keep: Py<PyAny>,
     ) -> PyResult<GroupOperation> {
-        self.begin(py, keep, false, |parts, kept| {
+        self.begin(py, keep, false, |parts, owners| {
             let (buffer, round, phase) = tag;
             let tag = ExchangeTag { buffer, round, phase };
             let buffers = |spans: Vec<Span>| spans.into_iter().map(Span::buffer).collect::<Vec<Buffer>>();
@@ -257,7 +258,7 @@ impl GroupCommunicator {
             // SAFETY: as in `collective`.
             #[allow(unsafe_code)]
             unsafe {
-                parts.communicator.exchange(tag, outputs, inputs, timeout, kept)
+                parts.communicator.exchange(tag, outputs, inputs, timeout, owners)
             }
         })
     }

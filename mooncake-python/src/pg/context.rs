@@ -9,6 +9,7 @@ use mooncake_engine::{TransferEngine, TransferEngineBuilder};
 use mooncake_pg::control::{Agent, ControlSettings, CoordinatorServer, is_refusal};
 use mooncake_pg::link::DataPlane;
 use mooncake_pg::protocol::{AttachMode, GroupSpec};
+use mooncake_pg::secret::Secret;
 use mooncake_pg::view::{GlobalRank, MAX_RANKS};
 use mooncake_transport::net::HostPort;
 use parking_lot::Mutex;
@@ -35,6 +36,7 @@ pub(crate) struct GroupContext {
     rank: GlobalRank,
     host: String,
     plane: DataPlane,
+    secret: Option<Secret>,
     server: Mutex<Option<CoordinatorServer>>,
     agent: Mutex<Option<Agent>>,
 }
@@ -47,6 +49,11 @@ fn own_engine(host: &str, devices: &[String]) -> Result<TransferEngineBuilder> {
 }
 
 impl GroupContext {
+    fn settings(&self) -> ControlSettings {
+        let (secret, bind) = (self.secret.clone(), self.plane.bound_address());
+        ControlSettings { secret, bind, ..ControlSettings::default() }
+    }
+
     fn agent(&self) -> Result<Agent> {
         let agent = self.agent.lock().clone();
         agent.ok_or_else(|| Error::invalid("cannot create group: the process has no coordinator"))
@@ -73,6 +80,7 @@ impl GroupContext {
             None => host,
         };
         // The environment is read while no other thread can change it.
+        let secret = Secret::from_environment().map_err(|error| exception(py, &error))?;
         let own = match shared {
             Some(_) => None,
             None => Some(own_engine(&host, &devices)),
@@ -83,11 +91,12 @@ impl GroupContext {
                 (None, Some(builder)) => builder?.start().await?,
                 (None, None) => return Err(Error::internal("no engine")),
             };
-            DataPlane::start(engine, &host)
+            DataPlane::start_with_secret(engine, &host, secret.clone())
         });
         let plane = started.map_err(|error| exception(py, &error))?;
         let rank = slot_of(rank).map_err(|error| exception(py, &error))?;
-        Ok(Self { rank: GlobalRank(rank.0), host, plane, server: Mutex::default(), agent: Mutex::default() })
+        let (server, agent) = Default::default();
+        Ok(Self { rank: GlobalRank(rank.0), host, plane, secret, server, agent })
     }
 
     /// Returns the rank of this process in its world.
@@ -99,7 +108,7 @@ impl GroupContext {
     /// Starts the coordinator of the world, and returns its address.
     fn serve(&self, py: Python<'_>) -> PyResult<String> {
         not_forked()?;
-        let started = wait(py, CoordinatorServer::start(&self.host, ControlSettings::default()));
+        let started = wait(py, CoordinatorServer::start(&self.host, self.settings()));
         let server = started.map_err(|error| exception(py, &error))?;
         let address = server.address().to_owned();
         *self.server.lock() = Some(server);
@@ -109,8 +118,7 @@ impl GroupContext {
     /// Connects this process to the coordinator, and waits for its registration.
     fn connect(&self, py: Python<'_>, coordinator: String) -> PyResult<()> {
         not_forked()?;
-        let connected =
-            wait(py, Agent::connect(&coordinator, self.rank, &self.host, ControlSettings::default()));
+        let connected = wait(py, Agent::connect(&coordinator, self.rank, &self.host, self.settings()));
         *self.agent.lock() = Some(connected.map_err(|error| exception(py, &error))?);
         Ok(())
     }

@@ -9,6 +9,7 @@ use pyo3::prelude::*;
 
 use super::arguments::Span;
 use crate::error::exception;
+use crate::interpreter::detached;
 
 /// Element of a tensor: every bit pattern is a value.
 trait Element: Copy {}
@@ -49,7 +50,7 @@ fn output<'a, T: Element>(span: Span) -> Result<&'a mut [T]> {
 
 /// Makes a call without holding the interpreter.
 fn run<R: Send>(py: Python<'_>, work: impl FnOnce() -> Result<R> + Send) -> PyResult<R> {
-    py.detach(work).map_err(|error| exception(py, &error))
+    detached(py, work).map_err(|error| exception(py, &error))
 }
 
 fn threads(number: usize) -> NonZero<usize> {

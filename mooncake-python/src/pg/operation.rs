@@ -13,6 +13,7 @@ use super::mirror::Mirror;
 use crate::args::Keep;
 use crate::delivery::deliver;
 use crate::error::exception;
+use crate::interpreter::detached;
 use crate::runtime::wait;
 use crate::signals::CHECK_INTERVAL;
 
@@ -49,7 +50,7 @@ impl GroupOperation {
         let first = limit.map_or(CHECK_INTERVAL, |limit| limit.min(CHECK_INTERVAL));
         let clock = SystemClock::new();
         let began = clock.now();
-        let is_over = self.operation.is_done() || py.detach(|| self.operation.drive(first));
+        let is_over = self.operation.is_done() || detached(py, || self.operation.drive(first));
         let work = async {
             match limit.map(|limit| limit.saturating_sub(clock.now().since(began))) {
                 None => {

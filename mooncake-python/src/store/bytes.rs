@@ -6,7 +6,7 @@ use mooncake_core::memory::MemorySpan;
 use mooncake_core::replica::ReplicateConfig;
 use mooncake_core::{Error, Result};
 use mooncake_engine::TransportSet;
-use mooncake_store::client::{Begun, Operation};
+use mooncake_store::client::{Operation, StartedCall};
 use mooncake_transport::Slice;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyTuple};
@@ -23,6 +23,9 @@ use crate::runtime::wait;
 
 /// Consecutive pieces of a value.
 type Spans = Vec<MemorySpan>;
+
+/// Value of each key, `None` for one that is absent or unreadable.
+type Values<'py> = Vec<Option<Bound<'py, PyBytes>>>;
 
 impl Session {
     /// Writes every item. Each succeeds or fails independently.
@@ -41,12 +44,6 @@ impl Session {
         self.client.write(operation, &items, config).await
     }
 
-    /// Looks up objects. Absent ones and failed lookups are `None`.
-    async fn locate_present(&self, keys: &[String]) -> Result<Vec<Option<Located>>> {
-        let found = self.client.locate(keys).await?;
-        Ok(found.into_iter().map(|one| one.ok().flatten()).collect())
-    }
-
     /// Reads values into leased memory. Absent keys are `None`.
     pub(super) async fn read_leases(
         &self,
@@ -60,35 +57,73 @@ impl Session {
                 .map(|value| value.transpose().map(|value| value.map(Lease::shared)))
                 .collect());
         }
-        let begun = self.client.begin(operation);
-        let located = self.locate_present(keys).await?;
+        let mut values = Vec::new();
+        for part in keys.chunks(self.client.located_at_once()) {
+            match self.read_some_leases(operation, part).await {
+                Ok(read) if part.len() == keys.len() => return Ok(read),
+                Ok(read) => values.extend(read),
+                Err(error) if values.is_empty() => return Err(error),
+                Err(error) => {
+                    // The values of the earlier keys are known.
+                    values.resize_with(keys.len(), || Some(Err(error.clone())));
+                    break;
+                }
+            }
+        }
+        Ok(values)
+    }
+
+    /// Reads values as [`read_leases`](Self::read_leases) does, after it has located all of them.
+    async fn read_some_leases(
+        &self,
+        operation: Operation,
+        keys: &[String],
+    ) -> Result<Vec<Option<Result<Lease>>>> {
+        let started = self.client.begin(operation);
+        let located = self.client.locate(keys).await?;
         let arena = self.arena()?;
-        let (mut leases, mut reads): (Vec<Option<Lease>>, Vec<RangeRead>) = Default::default();
+        let (mut leases, mut reads): (Vec<Option<Result<Lease>>>, Vec<RangeRead>) = Default::default();
         for object in located {
-            let Some(object) = object else {
-                leases.push(None);
-                continue;
+            let object = match object.transpose() {
+                Some(Ok(object)) => object,
+                missing => {
+                    leases.push(missing.map(|failed| failed.and_then(|_| missing_result())));
+                    continue;
+                }
             };
             let len = usize::try_from(object.size())
                 .map_err(|_| Error::invalid("object is larger than the address space"))?;
             let lease = arena.take(&self.client, len)?;
             reads.push(RangeRead { object, offset: 0, into: lease.slice_mut()? });
-            leases.push(Some(lease));
+            leases.push(Some(Ok(lease)));
         }
-        let mut outcomes = self.read_whole(begun, reads).await.into_iter();
-
-        let mut filled = |lease: Lease| outcomes.next().unwrap_or_else(missing_result).map(|()| lease);
-        Ok(leases.into_iter().map(|lease| lease.map(&mut filled)).collect::<Vec<_>>())
+        let mut outcomes = self.read_whole(started, reads).await.into_iter();
+        let mut filled = |lease: Result<Lease>| {
+            let lease = lease?;
+            outcomes.next().unwrap_or_else(missing_result).map(|()| lease)
+        };
+        Ok(leases.into_iter().map(|lease| lease.map(&mut filled)).collect())
     }
 
     /// Reads whole objects, each into memory of its length.
-    async fn read_whole(&self, begun: Option<Begun>, reads: Vec<RangeRead>) -> Vec<Result<()>> {
-        let read = self.client.counted(begun, self.client.read(reads)).await;
+    async fn read_whole(&self, started: Option<StartedCall>, reads: Vec<RangeRead>) -> Vec<Result<()>> {
+        let read = self.client.counted(started, self.client.read_current(reads)).await;
         read.into_iter().map(|read| read.result).collect()
     }
 }
 
 impl Store {
+    /// Returns the objects that were found. Records the errors of failed look-ups.
+    pub(super) fn present(&self, located: Vec<Result<Option<Located>>>) -> Vec<Option<Located>> {
+        let found = |one: Result<Option<Located>>| {
+            one.unwrap_or_else(|error| {
+                self.errors.record(&error);
+                None
+            })
+        };
+        located.into_iter().map(found).collect()
+    }
+
     fn write(
         &self,
         py: Python<'_>,
@@ -172,10 +207,6 @@ impl Store {
         for part in parts {
             spans.extend(part_of(&part, &mut keep)?);
         }
-        if spans.is_empty() {
-            // An empty value is not an error, and nothing is stored.
-            return Ok(if self.session()?.is_some() { 0 } else { NOT_SET_UP });
-        }
         self.write_one(
             py,
             operation,
@@ -195,7 +226,31 @@ impl Store {
         session: &Session,
         operation: Operation,
         keys: &[String],
-    ) -> PyResult<Option<Vec<Option<Bound<'py, PyBytes>>>>> {
+    ) -> PyResult<Option<Values<'py>>> {
+        let mut values = Vec::new();
+        for part in keys.chunks(session.client.located_at_once()) {
+            match self.read_some(py, session, operation, part)? {
+                Some(read) if part.len() == keys.len() => return Ok(Some(read)),
+                Some(read) => values.extend(read),
+                None if values.is_empty() => return Ok(None),
+                None => {
+                    // The values of the earlier keys are known.
+                    values.resize_with(keys.len(), || None);
+                    break;
+                }
+            }
+        }
+        Ok(Some(values))
+    }
+
+    /// Reads values as [`read`](Self::read) does, after it has located all of them.
+    fn read_some<'py>(
+        &self,
+        py: Python<'py>,
+        session: &Session,
+        operation: Operation,
+        keys: &[String],
+    ) -> PyResult<Option<Values<'py>>> {
         if session.client.needs_registration() || session.client.as_ipc().is_some() {
             // Such a transport cannot write into Python's own memory, and mooncake_client cannot
             // access it.
@@ -203,8 +258,8 @@ impl Store {
             let copy = |handle: BufferHandle| handle.to_bytes(py);
             return handles.map(|handle| handle.map(copy).transpose()).collect::<PyResult<_>>().map(Some);
         }
-        let begun = session.client.begin(operation);
-        let located = match wait(py, session.locate_present(keys)) {
+        let started = session.client.begin(operation);
+        let located = match wait(py, session.client.locate(keys)) {
             Ok(located) => located,
             Err(error) => {
                 self.errors.record(&error);
@@ -213,7 +268,7 @@ impl Store {
         };
         let mut keep = Keep::default();
         let (mut values, mut wanted) = (Vec::with_capacity(keys.len()), Vec::new());
-        for object in located {
+        for object in self.present(located) {
             let Some(object) = object else {
                 values.push(None);
                 continue;
@@ -233,7 +288,7 @@ impl Store {
                     into: object_slice_mut(*span, &keep)?,
                 });
             }
-            Ok(session.read_whole(begun, reads).await)
+            Ok(session.read_whole(started, reads).await)
         });
         let outcomes = match outcome {
             Ok(outcomes) => outcomes,

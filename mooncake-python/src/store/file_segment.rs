@@ -18,10 +18,13 @@ pub(super) struct FileSegment {
 impl FileSegment {
     /// Maps `len` bytes from `offset` on. The file must have been opened for this segment only.
     ///
-    /// # Errors Returns `SEGMENT_ALREADY_EXISTS` if this process or another one offers some of the
-    /// bytes, or the error that prevents the mapping.
+    /// # Errors
+    /// Returns `SEGMENT_ALREADY_EXISTS` if this process or another one offers some of the bytes,
+    /// `FILE_WRITE_FAIL` if the file has holes and its file system has no space for them, or the
+    /// error that prevents the mapping.
     pub(super) fn new(file: File, offset: u64, len: usize) -> Result<Self> {
-        let memory = HostMemory::map_file(&file, offset, len)?;
+        // A hole in the file would end the process at its first use on a full file system.
+        let memory = HostMemory::map_filled(&file, offset, len)?;
         if let Err(error) = lock(&file, offset, len) {
             if [io::ErrorKind::WouldBlock, io::ErrorKind::PermissionDenied].contains(&error.kind()) {
                 return Err(Error::new(

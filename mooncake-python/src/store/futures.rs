@@ -10,13 +10,14 @@ use pyo3::types::{PyBytes, PyList};
 
 use super::bytes::single_outcome;
 use super::objects::absent_as_error;
-use super::zero_copy::{Pieces, named, pieces};
+use super::zero_copy::{Pieces, keyed_ranges, pieces};
 use super::{NOT_SET_UP, Store};
 use crate::args::{Keep, Uint, bytes_of, text, texts, truth};
 use crate::awaitable::{awaitable, ready};
 use crate::config::{self, Config};
 use crate::error::Errors;
 use crate::handle::BufferHandle;
+use crate::interpreter::detached;
 use crate::lease::Lease;
 
 fn number<'py>(py: Python<'py>, errors: &Errors, outcome: Result<u64>) -> PyResult<Bound<'py, PyAny>> {
@@ -199,7 +200,7 @@ impl Store {
         let errors = self.errors.clone();
         let work = async move {
             let (operation, memory) = (Operation::BatchGetInto, session.call_memory());
-            let items = named(keys, &buffer_ptrs, &sizes);
+            let items = keyed_ranges(keys, &buffer_ptrs, &sizes);
             if landed {
                 return memory.read_landed(operation, items).await;
             }
@@ -233,7 +234,7 @@ impl Store {
         let memory = session.call_memory();
         let of_value = |(pointer, size)| pieces(&memory, &[pointer], &[size]);
         let values: Vec<Pieces> =
-            future.py().detach(|| buffer_ptrs.into_iter().zip(sizes).map(of_value).collect());
+            detached(future.py(), || buffer_ptrs.into_iter().zip(sizes).map(of_value).collect());
         let operation = if upsert { Operation::BatchUpsertFrom } else { Operation::BatchPutFrom };
         let errors = self.errors.clone();
         let is_waited_for = memory.has_unregistered();

@@ -18,12 +18,15 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use mooncake_core::memory::{HostMemory, HostMemoryOptions};
+use mooncake_core::settings::values::LONGEST_TIME;
 use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
 use mooncake_engine::TransportSet;
 use mooncake_engine::addressed::Regions;
 use mooncake_store::client::{Client, ClientPages, StoreSetup};
-use mooncake_store::config::ClientEnvironment;
+use mooncake_store::config::{ClientEnvironment, MasterConfig};
 use mooncake_store::local::{CallMemory, LocalClient, LocalConfig};
+use mooncake_store::master::{DiskOptions, MasterOptions};
+use mooncake_store::server::MasterServer;
 use mooncake_transport::Engine;
 use parking_lot::{Mutex, RwLock};
 use pyo3::prelude::*;
@@ -35,9 +38,12 @@ use crate::engine::InnerTransferEngine;
 use crate::error::{Errors, LastError};
 use crate::exit;
 use crate::host::huge_pages;
+use crate::interpreter::detached;
 use crate::lease::Arena;
 use crate::runtime::{not_forked, runtime, wait};
 
+pub(crate) use self::objects::ExistOptions;
+pub(crate) use self::ranges::RangedReadSnapshot;
 pub(crate) use self::replicas::{
     Descriptor, DiskDescriptor, MemoryDescriptor, QueryTaskResponse, ReplicaDescriptor,
 };
@@ -52,6 +58,8 @@ static OPEN: Mutex<Vec<Weak<Session>>> = Mutex::new(Vec::new());
 /// Client of a cluster, from setup to close.
 pub(crate) struct Session {
     pub(crate) client: StoreClient,
+    /// Master inside this process, if there is one.
+    master: Mutex<Option<MasterServer>>,
     /// HTTP server of health and metrics, while it runs.
     pages: Mutex<Option<ClientPages>>,
     /// Memory of `alloc_from_mem_pool`.
@@ -68,9 +76,10 @@ pub(crate) struct Session {
 impl Session {
     fn new(client: StoreClient, engine: Option<Arc<Regions>>) -> Arc<Self> {
         let regions = Arc::default();
-        exit::watch(&regions);
+        exit::watch(&regions, client.as_full().map(|client| client.engine().transport()));
         Arc::new(Self {
             client,
+            master: Mutex::default(),
             pages: Mutex::default(),
             allocated: Mutex::default(),
             regions,
@@ -116,16 +125,16 @@ impl Session {
 
     /// Returns how many bytes are registered from an address on.
     fn registered_len(&self, address: u64) -> Result<usize> {
-        let ours = self.regions.room(address);
+        let ours = self.regions.bytes_to_end(address);
         match (&self.engine, ours) {
-            (Some(engine), Err(_)) => engine.room(address),
+            (Some(engine), Err(_)) => engine.bytes_to_end(address),
             (_, ours) => ours,
         }
     }
 
     /// Serves health and metrics at this port until the session is closed.
     async fn serve_pages(&self, port: u16) -> Result<()> {
-        let pages = ClientPages::serve(self.client.full()?, "0.0.0.0", port).await?;
+        let pages = ClientPages::serve(self.client.full()?, "", port).await?;
         *self.pages.lock() = Some(pages);
         Ok(())
     }
@@ -137,6 +146,10 @@ impl Session {
         }
         let outcome = self.client.close().await;
         self.regions.clear().await;
+        let master = self.master.lock().take();
+        if let Some(master) = master {
+            master.stop().await;
+        }
         outcome
     }
 }
@@ -231,7 +244,7 @@ impl Store {
 /// Waits until no transfer uses unregistered memory of a call, also if the call was interrupted.
 fn wait_until_unused(py: Python<'_>, memory: &CallMemory) {
     if memory.has_unregistered() {
-        py.detach(|| memory.wait());
+        detached(py, || memory.wait());
     }
 }
 
@@ -252,15 +265,52 @@ struct Setup {
     /// Directory of the disk tier, if there is one. Empty for the directory that the environment
     /// names.
     offload_path: Option<String>,
+    /// Permission of existence checks to prefetch. `None` for that of the environment, as for the
+    /// next two.
+    prefetch: Option<bool>,
+    /// Pause in seconds after a prefetch found no space.
+    prefetch_cooldown: Option<Uint>,
+    /// Time in seconds in which an object is prefetched once at most.
+    prefetch_dedup: Option<Uint>,
+    /// Start of a master inside this process, in place of the one at `master_server_addr`.
+    embedded_master: bool,
+}
+
+/// Starts a master at free ports of this host. With a disk, it offloads objects to disks.
+async fn start_master(has_disk: bool) -> Result<MasterServer> {
+    let disks = has_disk.then(DiskOptions::default);
+    let config = MasterConfig {
+        rpc_address: "127.0.0.1".into(),
+        rpc_port: 0,
+        metrics_host: "127.0.0.1".into(),
+        metrics_port: 0,
+        options: MasterOptions { disks, ..MasterOptions::default() },
+        ..MasterConfig::default()
+    };
+    MasterServer::start(config).await.map_err(|error| error.context("master inside this process"))
 }
 
 impl Setup {
+    /// Joins a cluster. Returns the master, too, if it is inside this process.
     async fn connect(
-        self,
+        mut self,
         environment: ClientEnvironment,
         engine: Option<Engine<TransportSet>>,
-    ) -> Result<Client> {
+    ) -> Result<(Client, Option<MasterServer>)> {
         let mut config = environment.config.clone();
+        let mut master = None;
+        if self.embedded_master || environment.embedded_master {
+            let server = start_master(self.offload_path.is_some()).await?;
+            self.master_server_addr = server.addresses().rpc.to_string();
+            master = Some(server);
+        }
+        let seconds = |given: Option<Uint>, default: Duration| {
+            given.map_or(default, |seconds| Duration::from_secs(seconds.0).min(LONGEST_TIME))
+        };
+        let prefetch = &mut config.prefetch;
+        prefetch.on_exist = self.prefetch.unwrap_or(prefetch.on_exist);
+        prefetch.cooldown = seconds(self.prefetch_cooldown, prefetch.cooldown);
+        prefetch.dedup = seconds(self.prefetch_dedup, prefetch.dedup);
         config.offload = self.offload_path.map(|path| environment.offload(&path));
         let setup = StoreSetup {
             local_hostname: self.local_hostname,
@@ -273,10 +323,11 @@ impl Setup {
             tenant: self.tenant_id,
         };
         let builder = setup.builder(config)?;
-        match engine {
-            Some(engine) => builder.engine(engine).connect().await,
-            None => builder.connect().await,
-        }
+        let client = match engine {
+            Some(engine) => builder.engine(engine).connect().await?,
+            None => builder.connect().await?,
+        };
+        Ok((client, master))
     }
 }
 
@@ -313,11 +364,14 @@ impl Store {
         let environment = StoreSetup::environment();
         let session = wait(py, async move {
             let is_shared = shared.is_some();
-            let client = StoreClient::Full(config.connect(environment, shared).await?);
+            let (client, master) = config.connect(environment, shared).await?;
+            let client = StoreClient::Full(client);
             // Memory that another transport registered is usable only if ours needs no
             // registration.
             let regions = regions.filter(|_| is_shared || !client.needs_registration());
-            Ok(Session::new(client, regions))
+            let session = Session::new(client, regions);
+            *session.master.lock() = master;
+            Ok(session)
         });
         let session = match session {
             Ok(session) => session,
@@ -346,6 +400,7 @@ impl Store {
         let config = LocalConfig {
             buffer: local_buffer_size.0,
             memory: HostMemoryOptions { huge_pages: huge_pages(), ..Default::default() },
+            allow_overcommit: crate::host::allow_overcommit(),
             timeout: StoreSetup::TIMEOUT,
             ..LocalConfig::at(server_address)
         };
@@ -421,13 +476,13 @@ pub(crate) fn _close_all(py: Python<'_>) {
     if watched.is_empty() || runtime().is_err() {
         return;
     }
-    // An unresponsive master must not delay the end of the interpreter for long.
-    const LIMIT: Duration = Duration::from_secs(2);
     let _ = wait(py, async move {
-        let all = ::futures::future::join_all(open.iter().map(|session| session.close()));
-        let _ = tokio::time::timeout(LIMIT, all).await;
-        // Python now frees memory of the program, so transfers into it must have ended.
-        exit::wait_until_unused(watched).await;
+        let closing = async {
+            ::futures::future::join_all(open.iter().map(|session| session.close())).await;
+        };
+        // Python now frees memory of the program, so transfers into it must have ended. Neither an
+        // unresponsive master nor an unresponsive peer delays the end for long.
+        exit::end_transfers(watched, closing).await;
         Ok(())
     });
 }

@@ -1,10 +1,13 @@
 //! Existence, size and removal of objects.
 
 use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_store::api::ProbePolicy;
+use mooncake_store::client;
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use super::{NOT_SET_UP, Store};
-use crate::args::{text, texts, truth};
+use crate::args::{Uint, text, texts, truth};
 use crate::runtime::wait;
 
 /// Turns the removal of an absent key into its own error code.
@@ -16,23 +19,98 @@ pub(super) fn absent_as_error(outcome: Result<bool>) -> Result<()> {
     }
 }
 
+/// Settings of an existence check.
+#[pyclass(subclass, weakref, module = "mooncake.store", name = "ExistOptions")]
+#[derive(Debug, Default)]
+pub(crate) struct ExistOptions {
+    prefetch_to_memory: bool,
+}
+
+#[pymethods]
+impl ExistOptions {
+    #[new]
+    fn new() -> Self {
+        Self::default()
+    }
+
+    /// True if objects that are found only on disks return to memory, in the background.
+    #[getter]
+    fn prefetch_to_memory(&self) -> bool {
+        self.prefetch_to_memory
+    }
+
+    #[setter]
+    fn set_prefetch_to_memory(&mut self, #[pyo3(from_py_with = truth)] value: bool) {
+        self.prefetch_to_memory = value;
+    }
+
+    fn __repr__(&self) -> String {
+        let prefetches = if self.prefetch_to_memory { "True" } else { "False" };
+        format!("ExistOptions(prefetch_to_memory={prefetches})")
+    }
+}
+
+/// Converts an argument that is an [`ExistOptions`].
+fn exist_options(value: &Bound<'_, PyAny>) -> PyResult<client::ExistOptions> {
+    let options = value.cast::<ExistOptions>()?.try_borrow()?;
+    Ok(client::ExistOptions::new().prefetch_to_memory(options.prefetch_to_memory))
+}
+
 #[pymethods]
 impl Store {
     /// Returns 1 if the key is readable, 0 if not, or a negative code. A readable key gets a lease,
     /// which protects it from eviction.
-    fn is_exist(&self, py: Python<'_>, #[pyo3(from_py_with = text)] key: String) -> PyResult<i64> {
+    ///
+    /// With `options.prefetch_to_memory`, an object that is only on a disk returns to memory in the
+    /// background, if the setup has `enable_ssd_prefetch`.
+    #[pyo3(signature = (key, options=client::ExistOptions::default()))]
+    fn is_exist(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = text)] key: String,
+        #[pyo3(from_py_with = exist_options)] options: client::ExistOptions,
+    ) -> PyResult<i64> {
         let Some(session) = self.session()? else { return Ok(-1) };
-        Ok(self.count(wait(py, session.client.exist(key)).map(u64::from)))
+        Ok(self.count(wait(py, session.client.exist_with(key, &options)).map(u64::from)))
     }
 
     /// Runs `is_exist` for many keys.
+    #[pyo3(signature = (keys, options=client::ExistOptions::default()))]
     fn batch_is_exist(
         &self,
         py: Python<'_>,
         #[pyo3(from_py_with = texts)] keys: Vec<String>,
+        #[pyo3(from_py_with = exist_options)] options: client::ExistOptions,
     ) -> PyResult<Vec<i64>> {
         let Some(session) = self.session()? else { return Ok(vec![-1; keys.len()]) };
-        let found = wait(py, session.client.batch_exist(&keys));
+        let found = wait(py, session.client.batch_exist_with(&keys, &options));
+        let found = found.map(|all| all.into_iter().map(|one| one.map(u64::from)).collect());
+        Ok(self.counts(keys.len(), found))
+    }
+
+    /// Returns 1 if the key is readable, 0 if not, or a negative code. The key gets no lease.
+    fn probe_key(&self, py: Python<'_>, #[pyo3(from_py_with = text)] key: String) -> PyResult<i64> {
+        let Some(session) = self.session()? else { return Ok(NOT_SET_UP) };
+        Ok(self.count(wait(py, session.client.probe(key)).map(u64::from)))
+    }
+
+    /// Runs `probe_key` for many keys. With the policy `"LastHitOnly"` the keys are groups of
+    /// `candidate_size`, and the last group that is wholly readable gets leases.
+    #[pyo3(signature = (keys, policy="none", candidate_size=Uint(1)))]
+    fn batch_probe_key(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = texts)] keys: Vec<String>,
+        policy: &str,
+        candidate_size: Uint,
+    ) -> PyResult<Vec<i64>> {
+        let policy = match policy {
+            "none" => ProbePolicy::NONE,
+            "LastHitOnly" => ProbePolicy::last_hit_only(candidate_size.0),
+            other => return Err(PyValueError::new_err(format!("Unknown batch_probe_key policy: {other}"))),
+        };
+        let Some(session) = self.session()? else { return Ok(vec![NOT_SET_UP; keys.len()]) };
+        let found = wait(py, session.client.batch_probe(&keys, policy));
         let found = found.map(|all| all.into_iter().map(|one| one.map(u64::from)).collect());
         Ok(self.counts(keys.len(), found))
     }

@@ -1,17 +1,26 @@
 //! Reads of parts of values, directly into memory of the program.
 
 use std::collections::HashMap;
+use std::sync::{Arc, LazyLock, Weak};
+use std::time::Duration;
 
+use mooncake_core::clock::{Moment, SharedClock, SystemClock};
+use mooncake_core::settings::values::LONGEST_TIME;
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_store::client::Operation;
 use mooncake_store::local::CallMemory;
+use parking_lot::Mutex;
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use super::{NOT_SET_UP, Session, Store, wait_until_unused};
-use crate::args::{Uint, texts_of_each};
-use crate::client::{Located, PythonClient, RangeRead};
-use crate::error::missing_result;
+use crate::args::{Uint, texts, texts_of_each};
+use crate::client::{Located, PythonClient, RangeRead, ReadOutcome};
+use crate::error::{exception, missing_result};
 use crate::runtime::wait;
+
+/// Clock of the times at which objects of snapshots are located again.
+static CLOCK: LazyLock<SharedClock> = LazyLock::new(SystemClock::shared);
 
 /// Numbers by buffer, key and fragment.
 type Nested = Vec<Vec<Vec<Uint>>>;
@@ -38,6 +47,38 @@ impl RangeCall {
             (0..keys).map(|k| of_key(b, k)).collect()
         };
         (0..self.buffers.len()).map(&mut of_buffer).collect()
+    }
+
+    /// Returns the keys of the call, each once.
+    fn distinct_keys(&self) -> Vec<&str> {
+        let mut keys: Vec<&str> = self.keys.iter().flatten().map(String::as_str).collect();
+        keys.sort_unstable();
+        keys.dedup();
+        keys
+    }
+
+    /// Returns whether the lists have matching numbers of buffers and keys.
+    fn has_shape(&self) -> bool {
+        let lists = [&self.to, &self.from, &self.sizes];
+        self.keys.len() == self.buffers.len()
+            && lists.iter().all(|list| {
+                list.len() == self.keys.len()
+                    && list.iter().zip(&self.keys).all(|(list, keys)| list.len() == keys.len())
+            })
+    }
+
+    /// Returns a call about at most `count` keys of one buffer, from key `start` on.
+    fn part(&self, buffer: usize, start: usize, count: usize) -> Self {
+        let keys = &self.keys[buffer];
+        let range = start..start.saturating_add(count).min(keys.len());
+        let of = |list: &Nested| vec![list[buffer][range.clone()].to_vec()];
+        Self {
+            buffers: vec![self.buffers[buffer]],
+            keys: vec![keys[range.clone()].to_vec()],
+            to: of(&self.to),
+            from: of(&self.from),
+            sizes: of(&self.sizes),
+        }
     }
 
     /// Calls `each` with every fragment whose lists have matching lengths. The others are rejected.
@@ -106,12 +147,53 @@ impl Session {
         memory: &CallMemory,
         call: &RangeCall,
     ) -> Result<Vec<Vec<Vec<Result<u64>>>>> {
-        let mut keys: Vec<&str> = call.keys.iter().flatten().map(String::as_str).collect();
-        keys.sort_unstable();
-        keys.dedup();
-        let begun = self.client.begin(Operation::GetIntoRanges);
+        let at_once = self.client.located_at_once();
+        if call.keys.iter().map(Vec::len).fold(0, usize::saturating_add) <= at_once || !call.has_shape() {
+            return self.read_some_fragments(memory, call).await;
+        }
+        let (mut results, mut is_any_known) = (Vec::with_capacity(call.buffers.len()), false);
+        for buffer in 0..call.buffers.len() {
+            let mut of_buffer = Vec::with_capacity(call.keys[buffer].len());
+            while of_buffer.len() < call.keys[buffer].len() {
+                let part = call.part(buffer, of_buffer.len(), at_once);
+                match self.read_some_fragments(memory, &part).await {
+                    Ok(read) => of_buffer.extend(read.into_iter().flatten()),
+                    Err(error) if !is_any_known => return Err(error),
+                    // The outcomes of the earlier keys are known.
+                    Err(error) => {
+                        of_buffer.extend(part.with_shape(|_, _, _| Err(error.clone())).into_iter().flatten());
+                    }
+                }
+                is_any_known = true;
+            }
+            results.push(of_buffer);
+        }
+        Ok(results)
+    }
+
+    /// Reads fragments as [`read_fragments`](Self::read_fragments) does, after it has located all
+    /// of their objects.
+    async fn read_some_fragments(
+        &self,
+        memory: &CallMemory,
+        call: &RangeCall,
+    ) -> Result<Vec<Vec<Vec<Result<u64>>>>> {
+        let keys = call.distinct_keys();
+        let started = self.client.begin(Operation::GetIntoRanges);
         let located = self.client.locate(&keys).await?;
         let located: HashMap<&str, Result<Option<Located>>> = keys.into_iter().zip(located).collect();
+        let read = |reads| self.client.counted(started, self.client.read_current(reads));
+        Ok(self.read_located(memory, call, &located, read).await)
+    }
+
+    /// Reads fragments of located objects with `read`.
+    async fn read_located<F: Future<Output = Vec<ReadOutcome>>>(
+        &self,
+        memory: &CallMemory,
+        call: &RangeCall,
+        located: &HashMap<&str, Result<Option<Located>>>,
+        read: impl FnOnce(Vec<RangeRead>) -> F,
+    ) -> Vec<Vec<Vec<Result<u64>>>> {
         let mut reads = Vec::new();
         let mut places = Vec::new();
         let plan = call.plan(|fragment| {
@@ -125,8 +207,7 @@ impl Session {
             reads.extend(read);
             Ok(fragment.size.len())
         });
-        let read = self.client.counted(begun, self.client.read(reads)).await;
-        let mut outcomes = read.into_iter().map(|read| read.result);
+        let mut outcomes = read(reads).await.into_iter().map(|read| read.result);
         let mut places = places.into_iter();
         let mut settle = |planned: Result<usize>| {
             let len = planned? as u64;
@@ -138,8 +219,76 @@ impl Session {
         let settled = plan
             .into_iter()
             .map(|buffer| buffer.into_iter().map(|key| key.into_iter().map(&mut settle).collect()).collect());
-        Ok(settled.collect())
+        settled.collect()
     }
+
+    /// Reads fragments of the objects of a snapshot. Objects are located again after half of their
+    /// leases.
+    async fn read_snapshot(
+        &self,
+        memory: &CallMemory,
+        call: &RangeCall,
+        snapshot: &RangedReadSnapshot,
+    ) -> Vec<Vec<Vec<Result<u64>>>> {
+        let keys = call.distinct_keys();
+        let started = self.client.begin(Operation::GetIntoRanges);
+        let now = CLOCK.now();
+        let due: Vec<&str> = {
+            let objects = snapshot.objects.lock();
+            let is_due = |key: &&str| objects.get(*key).is_some_and(|entry| entry.renew_at <= now);
+            keys.iter().copied().filter(is_due).collect()
+        };
+        let renewed = self.locate_for_snapshot(&due).await;
+        let located: HashMap<&str, Result<Option<Located>>> = {
+            let mut objects = snapshot.objects.lock();
+            objects.extend(due.into_iter().map(str::to_owned).zip(renewed));
+            let absent = || Error::invalid("cannot read ranges: the key is not in the snapshot");
+            let located = keys.into_iter().map(|key| {
+                let entry = objects.get(key);
+                (key, entry.map_or_else(|| Err(absent()), |entry| entry.object.clone()))
+            });
+            located.collect()
+        };
+        let read = |reads| self.client.counted(started, self.client.read(reads));
+        self.read_located(memory, call, &located, read).await
+    }
+
+    /// Locates objects, and grants leases on them.
+    async fn locate_for_snapshot(&self, keys: &[&str]) -> Vec<SnapshotObject> {
+        let mut objects = Vec::with_capacity(keys.len());
+        for some in keys.chunks(self.client.located_at_once()) {
+            let located = match self.client.locate(some).await {
+                Ok(located) => located,
+                Err(error) => some.iter().map(|_| Err(error.clone())).collect(),
+            };
+            let now = CLOCK.now();
+            objects.extend(located.into_iter().map(|object| {
+                // A key without an object stays without. A failed look-up is repeated.
+                let left = match &object {
+                    Ok(Some(object)) => self.client.half_lease(object),
+                    Ok(None) => LONGEST_TIME,
+                    Err(_) => Duration::ZERO,
+                };
+                SnapshotObject { object, renew_at: now.after(left) }
+            }));
+        }
+        objects
+    }
+}
+
+/// Located objects, for several reads of ranges.
+#[pyclass(frozen, weakref, module = "mooncake.store", name = "RangedReadSnapshot")]
+pub(crate) struct RangedReadSnapshot {
+    /// Setup of the store that has located the objects.
+    session: Weak<Session>,
+    objects: Mutex<HashMap<String, SnapshotObject>>,
+}
+
+/// Object of a snapshot.
+struct SnapshotObject {
+    object: Result<Option<Located>>,
+    /// Time from which on the object is located again before a read.
+    renew_at: Moment,
 }
 
 #[pymethods]
@@ -168,12 +317,75 @@ impl Store {
         let read = wait(py, session.read_fragments(&memory, &call));
         wait_until_unused(py, &memory);
         Ok(match read {
-            Ok(read) => {
-                let of_key = |key: Vec<Result<u64>>| key.into_iter().map(|one| self.count(one)).collect();
-                let of_buffer = |buffer: Vec<Vec<Result<u64>>>| buffer.into_iter().map(of_key).collect();
-                read.into_iter().map(of_buffer).collect()
-            }
+            Ok(read) => self.range_codes(read),
             Err(error) => everywhere(i64::from(self.errors.record(&error))),
         })
+    }
+
+    /// Locates objects for several reads of their ranges, and grants leases on them. The snapshot
+    /// also has the keys without an object.
+    fn prepare_get_into_ranges_snapshot(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = texts)] keys: Vec<String>,
+    ) -> PyResult<RangedReadSnapshot> {
+        let session = self.session()?.ok_or_else(|| {
+            let text = "cannot locate objects: the store is not set up; call setup() first";
+            exception(py, &Error::invalid(text))
+        })?;
+        let mut distinct: Vec<&str> = keys.iter().map(String::as_str).collect();
+        distinct.sort_unstable();
+        distinct.dedup();
+        let located = wait(py, async { Ok(session.locate_for_snapshot(&distinct).await) });
+        let located = located.map_err(|error| exception(py, &error))?;
+        let objects = distinct.into_iter().map(str::to_owned).zip(located).collect();
+        Ok(RangedReadSnapshot { session: Arc::downgrade(&session), objects: Mutex::new(objects) })
+    }
+
+    /// Reads ranges of the objects of a snapshot into registered memory, like `get_into_ranges`.
+    /// The master is asked again once half of a lease is over. A key that is not in the snapshot
+    /// is -600.
+    #[allow(clippy::too_many_arguments, reason = "as Python gives them")]
+    fn get_into_ranges_from_snapshot(
+        &self,
+        py: Python<'_>,
+        snapshot: &Bound<'_, RangedReadSnapshot>,
+        buffer_ptrs: Vec<Uint>,
+        #[pyo3(from_py_with = texts_of_each)] all_keys: Vec<Vec<String>>,
+        all_dst_offsets: Nested,
+        all_src_offsets: Nested,
+        all_sizes: Nested,
+    ) -> PyResult<Vec<Vec<Vec<i64>>>> {
+        let call = RangeCall {
+            buffers: buffer_ptrs,
+            keys: all_keys,
+            to: all_dst_offsets,
+            from: all_src_offsets,
+            sizes: all_sizes,
+        };
+        let Some(session) = self.session()? else { return Ok(call.with_shape(|_, _, _| NOT_SET_UP)) };
+        let snapshot = snapshot.get();
+        if !std::ptr::eq(snapshot.session.as_ptr(), Arc::as_ptr(&session)) {
+            return Err(PyValueError::new_err("Ranged-read snapshot belongs to another Store"));
+        }
+        let memory = session.call_memory();
+        let read = wait(py, async { Ok(session.read_snapshot(&memory, &call, snapshot).await) });
+        wait_until_unused(py, &memory);
+        Ok(match read {
+            Ok(read) => self.range_codes(read),
+            Err(error) => {
+                let code = i64::from(self.errors.record(&error));
+                call.with_shape(|_, _, _| code)
+            }
+        })
+    }
+}
+
+impl Store {
+    /// Returns the results of reads of ranges as numbers.
+    fn range_codes(&self, read: Vec<Vec<Vec<Result<u64>>>>) -> Vec<Vec<Vec<i64>>> {
+        let of_key = |key: Vec<Result<u64>>| key.into_iter().map(|one| self.count(one)).collect();
+        let of_buffer = |buffer: Vec<Vec<Result<u64>>>| buffer.into_iter().map(of_key).collect();
+        read.into_iter().map(of_buffer).collect()
     }
 }

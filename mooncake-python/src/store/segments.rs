@@ -13,6 +13,7 @@ use super::file_segment::FileSegment;
 use super::{Session, Store};
 use crate::args::{Uint, text, texts};
 use crate::client::PythonClient;
+use crate::interpreter::detached;
 use crate::runtime::wait;
 
 /// Lengths of allocated segments are multiples of this.
@@ -213,7 +214,7 @@ impl Store {
     /// Returns its address, or 0 on failure and on a store that was not set up with `setup_dummy`.
     fn alloc_from_mem_pool(&self, py: Python<'_>, size: Uint) -> PyResult<u64> {
         let Some(session) = self.session()? else { return Ok(0) };
-        let allocated = py.detach(|| session.allocate(size.len()));
+        let allocated = detached(py, || session.allocate(size.len()));
         Ok(allocated.unwrap_or_else(|error| {
             self.errors.record(&error);
             0

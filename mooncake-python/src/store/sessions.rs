@@ -60,8 +60,8 @@ impl Session {
             }));
         }
         let lens: Vec<u64> = reads.iter().map(|read| read.into.len() as u64).collect();
-        let begun = self.client.begin(Operation::BatchGetIntoMultiBufferRanges);
-        let read = self.client.counted(begun, self.client.read(reads)).await;
+        let started = self.client.begin(Operation::BatchGetIntoMultiBufferRanges);
+        let read = self.client.counted(started, self.client.read(reads)).await;
         let outcomes = read.into_iter().map(|read| read.result);
         Ok(sum_parts(plans, outcomes.zip(lens)))
     }
@@ -77,10 +77,7 @@ impl Session {
             let writes = self.writes.lock();
             keys.iter().map(|key| !writes.contains_key(key)).collect()
         };
-        let mut config = config.clone();
-        config.group_ids = config.group_ids.map(|groups| {
-            groups.into_iter().zip(&free).filter(|(_, free)| **free).map(|(group, _)| group).collect()
-        });
+        let config = config.of_keys((0..keys.len()).filter(|at| free[*at]), keys.len());
         let wanted = keys.iter().zip(sizes).zip(&free).filter(|(_, free)| **free);
         let items: Vec<(&String, u64)> = wanted.map(|((key, size), _)| (key, size.0)).collect();
         let mut reserved = own.ranges().reserve(&items, &config).await?.into_iter();

@@ -148,25 +148,25 @@ impl Job<'_> {
 /// Owner of the memory that a job names.
 enum Owner {
     /// Memory of the program, named by its address.
-    Named(CallMemory),
+    Address(CallMemory),
     /// Python objects, which are kept alive meanwhile.
-    Kept(Arc<Keep>),
+    Objects(Arc<Keep>),
 }
 
 impl Session {
     fn piece(&self, owner: &Owner, address: u64, len: u64) -> Result<Slice<TransportSet>> {
         let len = Uint(len).len();
         match owner {
-            Owner::Named(memory) => memory.source(address, len),
-            Owner::Kept(keep) => object_slice(&self.client, span(address, len)?, keep),
+            Owner::Address(memory) => memory.source(address, len),
+            Owner::Objects(keep) => object_slice(&self.client, span(address, len)?, keep),
         }
     }
 
     fn target(&self, owner: &Owner, address: u64, len: u64) -> Result<SliceMut<TransportSet>> {
         let len = Uint(len).len();
         match owner {
-            Owner::Named(memory) => memory.sink(address, len),
-            Owner::Kept(keep) => object_slice_mut(span(address, len)?, keep),
+            Owner::Address(memory) => memory.sink(address, len),
+            Owner::Objects(keep) => object_slice_mut(span(address, len)?, keep),
         }
     }
 
@@ -206,7 +206,9 @@ impl Session {
         Ok(vec![copy.into_shared()])
     }
 
-    /// Reads the strips of all jobs at once. Each job succeeds or fails independently.
+    /// Reads the strips of all jobs at once. Each job succeeds or fails independently. An object
+    /// whose lease has ended since its head was read is located again, and has to have the same
+    /// value.
     async fn scatter(&self, owner: &Owner, plans: Vec<Plan>) -> Vec<Result<()>> {
         let mut reads = Vec::new();
         // Job of each read, and the strips to copy afterwards.
@@ -224,7 +226,7 @@ impl Session {
                 if from_end > object.size() || to_end > plan.len {
                     return Err(Error::invalid("part of a tensor exceeds the tensor"));
                 }
-                let through_lease = matches!(owner, Owner::Kept(_)) && self.client.needs_registration();
+                let through_lease = matches!(owner, Owner::Objects(_)) && self.client.needs_registration();
                 if through_lease || (from.is_dense() && !(from.is_contiguous() && to.is_contiguous())) {
                     // Reads the whole range, and then copies the strips out of it.
                     let lease = self.arena()?.take(&self.client, Uint(from_end - from.start).len())?;
@@ -252,7 +254,7 @@ impl Session {
                 Ok(())
             }));
         }
-        let read = self.client.read(reads).await;
+        let read = self.client.read_current(reads).await;
         for ((read, (job, copy)), lease) in read.into_iter().zip(after).zip(leases) {
             let done = read.result.and_then(|()| match (copy, read.into) {
                 (Some((strips, to)), Some(from)) => self.copy_strips(owner, &plans[job], from, strips, to),
@@ -328,8 +330,7 @@ impl Store {
     ) -> PyResult<Vec<Option<Head<'py>>>> {
         let Some(session) = self.session()? else { return Ok(keys.iter().map(|_| None).collect()) };
         let read = async {
-            let located = session.client.locate(&keys).await?;
-            let located: Vec<Option<Located>> = located.into_iter().map(|one| one.ok().flatten()).collect();
+            let located = self.present(session.client.locate(&keys).await?);
             let arena = session.arena()?;
             let (mut reads, mut leases) = (Vec::new(), Vec::new());
             for object in located.iter().flatten() {
@@ -338,7 +339,7 @@ impl Store {
                 reads.push(RangeRead { object: object.clone(), offset: 0, into: lease.slice_mut()? });
                 leases.push(lease);
             }
-            let outcomes = session.client.read(reads).await;
+            let outcomes = session.client.read_current(reads).await;
             Ok((located, outcomes, leases))
         };
         let (located, outcomes, leases) = match wait(py, read) {
@@ -467,15 +468,15 @@ impl Store {
 
 impl Owner {
     fn new(session: &Arc<Session>, owners: Option<Vec<Py<PyAny>>>) -> Self {
-        let Some(objects) = owners else { return Self::Named(session.call_memory()) };
+        let Some(objects) = owners else { return Self::Address(session.call_memory()) };
         let mut keep = Keep::default();
         objects.into_iter().for_each(|object| keep.object(object));
-        Self::Kept(Arc::new(keep))
+        Self::Objects(Arc::new(keep))
     }
 
     /// Waits until no transfer uses unregistered memory.
     fn wait(&self, py: Python<'_>) {
-        if let Self::Named(memory) = self {
+        if let Self::Address(memory) = self {
             wait_until_unused(py, memory);
         }
     }

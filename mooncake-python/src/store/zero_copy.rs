@@ -2,7 +2,7 @@
 
 use mooncake_core::{Error, Result};
 use mooncake_engine::TransportSet;
-use mooncake_engine::addressed::foreign;
+use mooncake_engine::addressed::caller_memory;
 use mooncake_store::client::Operation;
 use mooncake_store::local::CallMemory;
 use mooncake_transport::Slice;
@@ -12,6 +12,7 @@ use super::{NOT_SET_UP, Session, Store, wait_until_unused};
 use crate::args::{Uint, text, texts, truth};
 use crate::client::{PythonClient, RangeRead};
 use crate::config::{self, Config};
+use crate::interpreter::detached;
 use crate::runtime::wait;
 
 /// Value in pieces, or the reason why it cannot be written.
@@ -30,13 +31,18 @@ pub(super) fn pieces(memory: &CallMemory, pointers: &[Uint], sizes: &[Uint]) -> 
 }
 
 /// Returns each key with the address and the length of its memory.
-pub(super) fn named(keys: Vec<String>, pointers: &[Uint], sizes: &[Uint]) -> Vec<(String, (u64, usize))> {
+pub(super) fn keyed_ranges(
+    keys: Vec<String>,
+    pointers: &[Uint],
+    sizes: &[Uint],
+) -> Vec<(String, (u64, usize))> {
     let ranges = pointers.iter().zip(sizes).map(|(pointer, size)| (pointer.0, size.len()));
     keys.into_iter().zip(ranges).collect()
 }
 
 impl Session {
-    /// Reads whole objects, each into several buffers in their order.
+    /// Reads whole objects, each into several buffers that are filled in their order. Together they
+    /// may be longer than the object.
     async fn read_pieces(
         &self,
         memory: &CallMemory,
@@ -44,28 +50,62 @@ impl Session {
         pointers: &[Vec<Uint>],
         sizes: &[Vec<Uint>],
     ) -> Result<Vec<Result<u64>>> {
-        let begun = self.client.begin(Operation::BatchGetIntoMultiBuffers);
+        let at_once = self.client.located_at_once();
+        if keys.len() <= at_once {
+            return self.read_some_pieces(memory, keys, pointers, sizes).await;
+        }
+        let mut results = Vec::with_capacity(keys.len());
+        for ((keys, pointers), sizes) in
+            keys.chunks(at_once).zip(pointers.chunks(at_once)).zip(sizes.chunks(at_once))
+        {
+            match self.read_some_pieces(memory, keys, pointers, sizes).await {
+                Ok(read) => results.extend(read),
+                Err(error) if results.is_empty() => return Err(error),
+                // The outcomes of the earlier keys are known.
+                Err(error) => results.extend(keys.iter().map(|_| Err(error.clone()))),
+            }
+        }
+        Ok(results)
+    }
+
+    /// Reads objects as [`read_pieces`](Self::read_pieces) does, after it has located all of them.
+    async fn read_some_pieces(
+        &self,
+        memory: &CallMemory,
+        keys: &[String],
+        pointers: &[Vec<Uint>],
+        sizes: &[Vec<Uint>],
+    ) -> Result<Vec<Result<u64>>> {
+        let started = self.client.begin(Operation::BatchGetIntoMultiBuffers);
         let located = self.client.locate(keys).await?;
         let mut reads = Vec::new();
         let mut plans = Vec::with_capacity(keys.len());
         for (i, object) in located.into_iter().enumerate() {
             let plan = object.and_then(|object| {
                 let object = object.ok_or_else(|| Error::from(mooncake_core::ErrorCode::ObjectNotFound))?;
-                let total = sizes[i].iter().try_fold(0u64, |sum, size| sum.checked_add(size.0));
-                if total != Some(object.size()) || pointers[i].len() != sizes[i].len() {
-                    let text = "the buffers and the object differ in length";
+                if pointers[i].len() != sizes[i].len() {
+                    let (addresses, sizes) = (pointers[i].len(), sizes[i].len());
                     return Err(Error::invalid(format!(
-                        "{text}. buffers={} object={}",
-                        total.map_or_else(|| "overflow".to_owned(), |total| total.to_string()),
+                        "cannot read object: addresses and sizes differ in number. addresses={addresses} sizes={sizes}"
+                    )));
+                }
+                let total = sizes[i].iter().fold(0u64, |sum, size| sum.saturating_add(size.0));
+                if total < object.size() {
+                    return Err(Error::invalid(format!(
+                        "cannot read object: the buffers are too short. buffers={total} object={}",
                         object.size()
                     )));
                 }
                 let mut offset = 0;
                 let mut parts = Vec::with_capacity(sizes[i].len());
-                for (pointer, size) in pointers[i].iter().zip(&sizes[i]).filter(|(_, size)| size.0 > 0) {
-                    let into = memory.sink(pointer.0, size.len())?;
+                for (pointer, size) in pointers[i].iter().zip(&sizes[i]) {
+                    let len = size.0.min(object.size() - offset);
+                    if len == 0 {
+                        continue;
+                    }
+                    let into = memory.sink(pointer.0, Uint(len).len())?;
                     parts.push(RangeRead { object: object.clone(), offset, into });
-                    offset += size.0;
+                    offset += len;
                 }
                 Ok((object.size(), parts))
             });
@@ -75,7 +115,7 @@ impl Session {
                 (size, count)
             }));
         }
-        let read = self.client.counted(begun, self.client.read(reads)).await;
+        let read = self.client.counted(started, self.client.read_current(reads)).await;
         let mut outcomes = read.into_iter().map(|read| read.result);
         let total = |plan: Result<(u64, usize)>| {
             let (size, count) = plan?;
@@ -107,7 +147,7 @@ impl Store {
         let memory = session.call_memory();
         // This may wait for a GPU.
         let values: Vec<Pieces> =
-            py.detach(|| pointers.iter().zip(sizes).map(|(p, s)| pieces(&memory, p, s)).collect());
+            detached(py, || pointers.iter().zip(sizes).map(|(p, s)| pieces(&memory, p, s)).collect());
         let outcomes = wait(py, session.client.write_valid(operation, keys.into_iter().zip(values), config));
         wait_until_unused(py, &memory);
         Ok(self.codes(n, outcomes))
@@ -140,10 +180,6 @@ impl Store {
         (pointer, size): (Uint, Uint),
         config: &Config<'_>,
     ) -> PyResult<i64> {
-        if size.0 == 0 && self.session()?.is_some() {
-            // As in Mooncake C++: nothing is stored.
-            return Ok(0);
-        }
         self.write_one_from(py, operation, key, (&[pointer], &[size]), config)
     }
 }
@@ -159,12 +195,12 @@ impl Store {
     /// `unregister_buffer` of its own. Returns 0, or -600 for invalid memory.
     fn register_buffer(&self, py: Python<'_>, buffer_ptr: Uint, size: Uint) -> PyResult<i64> {
         let Some(session) = self.session()? else { return Ok(NOT_SET_UP) };
-        let registered = py.detach(|| {
+        let registered = detached(py, || {
             #[allow(unsafe_code)]
             // SAFETY: the program guarantees that the memory stays valid until it is unregistered,
-            // which waits for `gone`.
-            let (memory, gone) = unsafe { foreign(buffer_ptr.0, size.len()) }?;
-            session.regions.add(session.client.register_now(memory)?, gone);
+            // which waits for `signal`.
+            let (memory, signal) = unsafe { caller_memory(buffer_ptr.0, size.len()) }?;
+            session.regions.add(session.client.register_now(memory)?, signal);
             Ok(())
         });
         if session.client.as_ipc().is_some() {
@@ -210,8 +246,7 @@ impl Store {
         self.write_buffer(py, Operation::UpsertFrom, key, (buffer_ptr, size), &config)
     }
 
-    /// Stores metadata and data from memory of the program as one value, metadata first. If both
-    /// are empty, nothing is stored, as with `put_from`.
+    /// Stores metadata and data from memory of the program as one value, metadata first.
     #[pyo3(signature = (key, buffer_ptr, metadata_buffer_ptr, size, metadata_size, config=None))]
     #[allow(clippy::too_many_arguments, reason = "interface of Mooncake C++")]
     fn put_from_with_metadata(
@@ -224,9 +259,6 @@ impl Store {
         metadata_size: Uint,
         config: Config<'_>,
     ) -> PyResult<i64> {
-        if (size.0, metadata_size.0) == (0, 0) && self.session()?.is_some() {
-            return Ok(0);
-        }
         let pieces = ([metadata_buffer_ptr, buffer_ptr], [metadata_size, size]);
         self.write_one_from(py, Operation::PutFrom, key, (&pieces.0, &pieces.1), &config)
     }
@@ -323,14 +355,14 @@ impl Store {
             return Ok(self.counts(n, Err(error)));
         }
         let memory = session.call_memory();
-        let items = named(keys, &buffer_ptrs, &sizes);
+        let items = keyed_ranges(keys, &buffer_ptrs, &sizes);
         let outcomes = wait(py, memory.read_into(Operation::BatchGetInto, items));
         wait_until_unused(py, &memory);
         Ok(self.counts(n, outcomes))
     }
 
-    /// Reads values, each into several buffers that are filled in order. The sizes of the buffers
-    /// must add up to that of the value.
+    /// Reads values, each into several buffers that are filled in order. Returns the length of each
+    /// value, or -600 if the buffers together are too short.
     #[pyo3(signature = (keys, all_buffer_ptrs, all_sizes, prefer_alloc_in_same_node=false))]
     fn batch_get_into_multi_buffers(
         &self,

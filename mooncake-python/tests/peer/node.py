@@ -14,7 +14,7 @@ import sys
 from types import SimpleNamespace
 
 import mooncake.store as module
-from mooncake.store import MooncakeDistributedStore, ParallelAxis, ReadTarget, ReplicateConfig, TensorParallelism
+from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 
 store = MooncakeDistributedStore()
 buffers = {}
@@ -39,10 +39,11 @@ def tensor_of(spec):
 def layout_of(axes):
     if axes is None:
         return None
-    made = TensorParallelism()
+    # Mooncake C++ 0.3.14 lacks this class and the next two.
+    made = module.TensorParallelism()
     listed = []
     for fields in axes:
-        axis = ParallelAxis()
+        axis = module.ParallelAxis()
         for name, value in fields.items():
             setattr(axis, name, value)
         listed.append(axis)
@@ -53,7 +54,7 @@ def layout_of(axes):
 def target_of(spec):
     if spec is None:
         return None
-    made = ReadTarget()
+    made = module.ReadTarget()
     made.mode = spec["mode"]
     made.parallelism = layout_of(spec.get("axes"))
     return made
@@ -118,6 +119,12 @@ def prepared(name, value):
         return base64.b64decode(value)
     if name == "config":
         return config_of(value)
+    if name == "exist":
+        # Mooncake C++ 0.3.13 lacks this class.
+        made = module.ExistOptions()
+        for field, setting in value.items():
+            setattr(made, field, setting)
+        return made
     if name == "tuple":
         return tuple(value)
     if name == "tensor":

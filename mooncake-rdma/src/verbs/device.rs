@@ -218,11 +218,12 @@ impl Device {
         let port = self.port(number)?;
         let Some(query) = self.calls.query_gid_table else { return Ok(self.plain_gids(number, port)) };
         // The table covers the whole device; each of its ports has this number of entries.
-        let room = (port.gids as usize).saturating_mul(2).clamp(16, 1 << 16);
-        let mut entries = vec![ffi::GidEntry::default(); room];
+        let capacity = (port.gids as usize).saturating_mul(2).clamp(16, 1 << 16);
+        let mut entries = vec![ffi::GidEntry::default(); capacity];
         // SAFETY: the buffer has as many entries of this size as announced.
-        let found =
-            unsafe { query(self.raw.as_ptr(), entries.as_mut_ptr(), room, 0, size_of::<ffi::GidEntry>()) };
+        let found = unsafe {
+            query(self.raw.as_ptr(), entries.as_mut_ptr(), capacity, 0, size_of::<ffi::GidEntry>())
+        };
         if found < 0 {
             return Ok(self.plain_gids(number, port));
         }

@@ -19,11 +19,11 @@ thread_local! {
     static IN_USE: Cell<bool> = const { Cell::new(false) };
 }
 
-static TURN: Mutex<()> = Mutex::new(());
+static EXCLUSIVE: Mutex<()> = Mutex::new(());
 static STATE: LazyLock<Mutex<State>> = LazyLock::new(Mutex::default);
 static REGISTERING: Condvar = Condvar::new();
 /// Time after which a registration stops waiting for others.
-const ALONE: Duration = Duration::from_secs(20);
+const REGISTRATION_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Requests to the device, and its prepared behaviour.
 #[derive(Default)]
@@ -37,14 +37,14 @@ pub(crate) struct State {
     /// True if the driver accepts addresses.
     pub(crate) takes_addresses: bool,
     /// Number of registrations in progress for which a registration waits.
-    pub(crate) registers_together: usize,
+    pub(crate) awaited_registrations: usize,
     registering: usize,
     pub(crate) port_is_up: bool,
     /// Last byte of the device's address.
     pub(crate) address: u8,
     pub(crate) events: VecDeque<c_uint>,
     /// Number of event reads.
-    pub(crate) heard: usize,
+    pub(crate) event_reads: usize,
     /// Number of polls of the queue.
     pub(crate) polled: usize,
     pub(crate) queue_works: bool,
@@ -54,9 +54,9 @@ pub(crate) struct State {
     /// True if requests complete as soon as they are posted; otherwise none completes.
     pub(crate) completes: bool,
     /// Ids of signalled requests that are pending.
-    taken: VecDeque<u64>,
+    pending: VecDeque<u64>,
     /// Ids of completed requests.
-    over: VecDeque<u64>,
+    completed: VecDeque<u64>,
     /// Descriptor of the completion channel.
     channel: Option<c_int>,
     /// Costs of the polling thread at its last poll.
@@ -64,15 +64,15 @@ pub(crate) struct State {
     /// True if the device destroys queue pairs.
     pub(crate) destroying_works: bool,
     /// Number of refused destructions.
-    pub(crate) pairs_kept: usize,
-    pub(crate) pairs_made: u32,
+    pub(crate) refused_destructions: usize,
+    pub(crate) pairs_created: u32,
     pub(crate) pairs_destroyed: u32,
-    bell: Option<OwnedFd>,
+    event_fd: Option<OwnedFd>,
 }
 
 impl State {
     fn report(&mut self) {
-        self.over.append(&mut self.taken);
+        self.completed.append(&mut self.pending);
         let Some(fd) = self.channel else { return };
         // SAFETY: the descriptor of the channel, which is never closed.
         let channel = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
@@ -92,12 +92,12 @@ pub(crate) struct Registration {
 
 /// Use of the fake as the library of this thread, until dropped. One test uses it at a time.
 pub(crate) struct Fake {
-    _turn: MutexGuard<'static, ()>,
+    _guard: MutexGuard<'static, ()>,
 }
 
 impl Fake {
     pub(crate) fn new() -> Self {
-        let turn = TURN.lock();
+        let guard = EXCLUSIVE.lock();
         *STATE.lock() = State {
             takes_buffers: true,
             takes_addresses: true,
@@ -107,13 +107,13 @@ impl Fake {
             posting_works: true,
             destroying_works: true,
             // None of the lists of the fake grows while costs are counted.
-            taken: VecDeque::with_capacity(4096),
-            over: VecDeque::with_capacity(4096),
-            bell: eventfd(0, EventfdFlags::SEMAPHORE | EventfdFlags::NONBLOCK).ok(),
+            pending: VecDeque::with_capacity(4096),
+            completed: VecDeque::with_capacity(4096),
+            event_fd: eventfd(0, EventfdFlags::SEMAPHORE | EventfdFlags::NONBLOCK).ok(),
             ..State::default()
         };
         IN_USE.set(true);
-        Self { _turn: turn }
+        Self { _guard: guard }
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'static, State> {
@@ -123,12 +123,12 @@ impl Fake {
     /// Raises an event of the device.
     pub(crate) fn event(&self, number: c_uint) {
         STATE.lock().events.push_back(number);
-        self.ring();
+        self.make_readable();
     }
 
     /// Makes the descriptor of the device readable, whether there is an event or not.
-    pub(crate) fn ring(&self) {
-        rustix::io::write(STATE.lock().bell.as_ref().unwrap(), &1u64.to_ne_bytes()).unwrap();
+    pub(crate) fn make_readable(&self) {
+        rustix::io::write(STATE.lock().event_fd.as_ref().unwrap(), &1u64.to_ne_bytes()).unwrap();
     }
 
     /// Completes posted requests, and later ones at once.
@@ -212,7 +212,7 @@ unsafe extern "C" fn open_device(_: *mut ffi::Device) -> *mut ffi::Context {
     context.ops.poll_cq = Some(poll_cq);
     context.ops.req_notify_cq = Some(req_notify_cq);
     context.ops.post_send = Some(post_send);
-    context.async_fd = STATE.lock().bell.as_ref().unwrap().as_raw_fd();
+    context.async_fd = STATE.lock().event_fd.as_ref().unwrap().as_raw_fd();
     leaked(context)
 }
 
@@ -262,13 +262,20 @@ unsafe extern "C" fn dealloc_pd(_: *mut ffi::Domain) -> c_int {
     0
 }
 
-fn registered(works: impl Fn(&State) -> bool, refusal: c_int, what: Registration) -> *mut ffi::MemoryRegion {
+fn registered(
+    is_accepted: impl Fn(&State) -> bool,
+    refusal: c_int,
+    what: Registration,
+) -> *mut ffi::MemoryRegion {
     let mut state = STATE.lock();
     state.registering += 1;
     REGISTERING.notify_all();
-    let alone =
-        REGISTERING.wait_while_for(&mut state, |state| state.registering < state.registers_together, ALONE);
-    if alone.timed_out() || !works(&state) {
+    let outcome = REGISTERING.wait_while_for(
+        &mut state,
+        |state| state.registering < state.awaited_registrations,
+        REGISTRATION_TIMEOUT,
+    );
+    if outcome.timed_out() || !is_accepted(&state) {
         return fails(refusal);
     }
     state.registered.push(what);
@@ -292,14 +299,14 @@ unsafe extern "C" fn reg_mr_iova2(
     _: *mut ffi::Domain,
     at: *mut c_void,
     len: usize,
-    named: u64,
+    iova: u64,
     access: c_uint,
 ) -> *mut ffi::MemoryRegion {
-    assert_eq!(at.addr() as u64, named);
+    assert_eq!(at.addr() as u64, iova);
     registered(
         |state| state.takes_addresses,
         libc::EFAULT,
-        Registration { buffer: None, addr: named, len, access },
+        Registration { buffer: None, addr: iova, len, access },
     )
 }
 
@@ -363,7 +370,7 @@ unsafe extern "C" fn ack_cq_events(_: *mut ffi::CompletionQueue, _: c_uint) {}
 
 unsafe extern "C" fn poll_cq(
     _: *mut ffi::CompletionQueue,
-    room: c_int,
+    num_entries: c_int,
     into: *mut ffi::WorkCompletion,
 ) -> c_int {
     let mut state = STATE.lock();
@@ -372,8 +379,8 @@ unsafe extern "C" fn poll_cq(
     if !state.queue_works {
         return -1;
     }
-    let n = state.over.len().min(usize::try_from(room).unwrap());
-    for (i, id) in state.over.drain(..n).enumerate() {
+    let n = state.completed.len().min(usize::try_from(num_entries).unwrap());
+    for (i, id) in state.completed.drain(..n).enumerate() {
         // SAFETY: promised by the caller of the library: the buffer has so many entries.
         unsafe { into.add(i).write(ffi::WorkCompletion { id, ..Default::default() }) };
     }
@@ -386,11 +393,11 @@ unsafe extern "C" fn req_notify_cq(_: *mut ffi::CompletionQueue, _: c_int) -> c_
 
 unsafe extern "C" fn create_qp(_: *mut ffi::Domain, attr: *mut ffi::QpInitAttr) -> *mut ffi::QueuePair {
     let mut state = STATE.lock();
-    state.pairs_made += 1;
+    state.pairs_created += 1;
     // SAFETY: promised by the caller of the library; the fields are numbers and pointers.
     unsafe {
         let pair: ffi::QueuePair = std::mem::zeroed();
-        leaked(ffi::QueuePair { context: (*(*attr).send_cq).context, number: state.pairs_made, ..pair })
+        leaked(ffi::QueuePair { context: (*(*attr).send_cq).context, number: state.pairs_created, ..pair })
     }
 }
 
@@ -401,7 +408,7 @@ unsafe extern "C" fn modify_qp(_: *mut ffi::QueuePair, _: *mut ffi::QpAttr, _: c
 unsafe extern "C" fn destroy_qp(_: *mut ffi::QueuePair) -> c_int {
     let mut state = STATE.lock();
     if !state.destroying_works {
-        state.pairs_kept += 1;
+        state.refused_destructions += 1;
         return libc::EBUSY;
     }
     state.pairs_destroyed += 1;
@@ -425,7 +432,7 @@ unsafe extern "C" fn post_send(
         // SAFETY: a list that ends in null.
         let request = unsafe { &*at };
         if request.flags & ffi::SEND_SIGNALED != 0 {
-            state.taken.push_back(request.id);
+            state.pending.push_back(request.id);
         }
         at = request.next;
     }
@@ -437,9 +444,9 @@ unsafe extern "C" fn post_send(
 
 unsafe extern "C" fn get_async_event(_: *mut ffi::Context, event: *mut ffi::AsyncEvent) -> c_int {
     let mut state = STATE.lock();
-    state.heard += 1;
+    state.event_reads += 1;
     let Some(kind) = state.events.pop_front() else { return -1 };
-    let _ = rustix::io::read(state.bell.as_ref().unwrap(), &mut [0; 8]);
+    let _ = rustix::io::read(state.event_fd.as_ref().unwrap(), &mut [0; 8]);
     // SAFETY: promised by the caller of the library.
     unsafe { *event = ffi::AsyncEvent { element: 1, kind } };
     0

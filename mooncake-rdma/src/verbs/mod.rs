@@ -66,14 +66,14 @@ mod queue;
 pub use device::{Device, DeviceLimits, Event, Gid, GidKind, Port, device_names};
 pub use memory::{Domain, MemoryRegion, Rights};
 pub use pair::{Path, Posting, QueuePair, QueueSizes, Request, Timing};
-pub use queue::{Batch, Completed, CompletionQueue, Status};
+pub use queue::{Completed, CompletionBatch, CompletionQueue, Status};
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Number of live objects of each kind in the process, so that a test can check that all are
 /// released.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Held {
+pub struct ObjectCounts {
     /// Number of opened devices.
     pub devices: usize,
     /// Number of protection domains.
@@ -87,9 +87,9 @@ pub struct Held {
 }
 
 /// Returns the number of live objects.
-pub fn held() -> Held {
+pub fn object_counts() -> ObjectCounts {
     let n = |counter: &AtomicUsize| counter.load(Ordering::SeqCst);
-    Held {
+    ObjectCounts {
         devices: n(&DEVICES),
         domains: n(&DOMAINS),
         regions: n(&REGIONS),

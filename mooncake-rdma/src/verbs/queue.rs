@@ -95,14 +95,14 @@ impl CompletionQueue {
     }
 
     /// Takes completed requests, and returns them.
-    pub fn poll<'a>(&self, into: &'a mut Batch) -> Result<impl Iterator<Item = Completed> + 'a> {
+    pub fn poll<'a>(&self, into: &'a mut CompletionBatch) -> Result<impl Iterator<Item = Completed> + 'a> {
         // SAFETY: the context outlives the queue; its table is filled in before the device is
         // returned.
         let poll = unsafe { (*self.device.raw.as_ptr()).ops.poll_cq };
-        let room = i32::try_from(into.0.len()).unwrap_or(i32::MAX);
+        let capacity = i32::try_from(into.0.len()).unwrap_or(i32::MAX);
         let found = match poll {
             // SAFETY: the buffer has as many completions as requested.
-            Some(poll) => unsafe { poll(self.raw.as_ptr(), room, into.0.as_mut_ptr()) },
+            Some(poll) => unsafe { poll(self.raw.as_ptr(), capacity, into.0.as_mut_ptr()) },
             None => -1,
         };
         if found < 0 {
@@ -129,7 +129,7 @@ impl CompletionQueue {
     }
 
     /// Removes wake-ups from the channel, so that it is quiet until the next one.
-    pub fn quieten(&self) {
+    pub fn drain_events(&self) {
         let (mut queue, mut user) = (ptr::null_mut(), ptr::null_mut());
         // SAFETY: the channel is open and does not block; the call writes both pointers on success.
         while unsafe {
@@ -156,18 +156,18 @@ impl AsFd for CompletionQueue {
 }
 
 /// Buffer of [`CompletionQueue::poll`].
-pub struct Batch(Box<[ffi::WorkCompletion]>);
+pub struct CompletionBatch(Box<[ffi::WorkCompletion]>);
 
-impl Batch {
+impl CompletionBatch {
     /// Creates a buffer of that many completions.
-    pub fn new(room: usize) -> Self {
-        Self(vec![ffi::WorkCompletion::default(); room].into())
+    pub fn new(capacity: usize) -> Self {
+        Self(vec![ffi::WorkCompletion::default(); capacity].into())
     }
 }
 
-impl fmt::Debug for Batch {
+impl fmt::Debug for CompletionBatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Batch({})", self.0.len())
+        write!(f, "CompletionBatch({})", self.0.len())
     }
 }
 

@@ -11,10 +11,12 @@ use mooncake_transport::transfer::{self, Transfer};
 use serde_json::Value;
 use tokio::runtime::Runtime;
 
-use crate::support::{HERE, Two, bytes, command, describe, local, node, open, patient, runtime, serve};
+use crate::support::{
+    LOCALHOST, NodePair, bytes, command, describe, local, node, open, patient, runtime, serve,
+};
 
 /// Sends a request to a node, as its handshake port does.
-fn ask(runtime: &Runtime, node: &RdmaTransport, request: Value) -> Connection {
+fn handshake(runtime: &Runtime, node: &RdmaTransport, request: Value) -> Connection {
     let reply = runtime.block_on(node.accept(ConnectionDescriptor(request)));
     Connection::decode(&reply.0).unwrap()
 }
@@ -22,13 +24,13 @@ fn ask(runtime: &Runtime, node: &RdmaTransport, request: Value) -> Connection {
 #[test]
 fn both_sides_may_connect_at_once() {
     for _ in 0..8 {
-        let two = Two::patient();
+        let two = NodePair::patient();
         let (at_a, at_b) = (open(&two.a, 4096, 0), open(&two.b, 4096, 0));
         let (to_a, to_b) = (two.connect(&two.b, &two.a, &[&at_a]), two.connect(&two.a, &two.b, &[&at_b]));
         let there = [Transfer::new(at_b.addr(), local(&two.a, &[1; 4096]).into_shared())];
         let back = [Transfer::new(at_a.addr(), local(&two.b, &[2; 4096]).into_shared())];
-        let there = transfer::write(&*two.a, &to_b, there, two.within(60));
-        let back = transfer::write(&*two.b, &to_a, back, two.within(60));
+        let there = transfer::write(&*two.a, &to_b, there, two.deadline_in(60));
+        let back = transfer::write(&*two.b, &to_a, back, two.deadline_in(60));
         there.wait().0.unwrap();
         back.wait().0.unwrap();
         assert!(bytes(&at_b) == [1; 4096] && bytes(&at_a) == [2; 4096]);
@@ -37,7 +39,7 @@ fn both_sides_may_connect_at_once() {
 
 #[test]
 fn a_connection_serves_both_directions() {
-    let two = Two::patient();
+    let two = NodePair::patient();
     let (at_a, at_b) = (open(&two.a, 64, 3), open(&two.b, 64, 4));
     let (to_a, to_b) = (two.connect(&two.b, &two.a, &[&at_a]), two.connect(&two.a, &two.b, &[&at_b]));
     assert_eq!(two.read(&two.a, &to_b, at_b.addr(), 64).unwrap(), [4; 64]);
@@ -47,10 +49,10 @@ fn a_connection_serves_both_directions() {
 
 #[test]
 fn the_handshake_is_that_of_mooncake_cpp() {
-    let two = Two::patient();
+    let two = NodePair::patient();
     let a = describe(&two.a, &[]).rdma_server_name;
     let gid = Some("::ffff:10.77.0.2".parse().unwrap());
-    let ask = |message: &Connection| ask(&two.runtime, &two.a, message.encode());
+    let handshake = |message: &Connection| handshake(&two.runtime, &two.a, message.encode());
     let request = Connection {
         local_nic_path: "10.77.0.2:15999@rxe1".into(),
         peer_nic_path: format!("{a}@rxe0"),
@@ -59,22 +61,22 @@ fn the_handshake_is_that_of_mooncake_cpp() {
         ready: Some(false),
         ..Connection::default()
     };
-    let reply = ask(&request);
+    let reply = handshake(&request);
     assert_eq!((reply.refusal.as_str(), reply.pairs.len(), reply.ready), ("", 2, Some(false)));
     assert_eq!(
         (&reply.local_nic_path, &reply.peer_nic_path),
         (&request.peer_nic_path, &request.local_nic_path)
     );
     assert_eq!(reply.gid, Some("::ffff:10.77.0.1".parse().unwrap()));
-    assert_eq!(ask(&request).pairs, reply.pairs, "a repeated request gets the same connection");
-    assert_eq!(ask(&Connection { ready: Some(true), ..request.clone() }), Connection::default());
+    assert_eq!(handshake(&request).pairs, reply.pairs, "a repeated request gets the same connection");
+    assert_eq!(handshake(&Connection { ready: Some(true), ..request.clone() }), Connection::default());
 
-    let restarted = ask(&Connection { pairs: vec![79, 80], ..request.clone() });
+    let restarted = handshake(&Connection { pairs: vec![79, 80], ..request.clone() });
     assert!(
         restarted.pairs.len() == 2 && restarted.pairs != reply.pairs,
         "a restarted peer gets a new connection"
     );
-    let silent = ask(&Connection { pairs: vec![81, 82], ready: None, ..request.clone() });
+    let silent = handshake(&Connection { pairs: vec![81, 82], ready: None, ..request.clone() });
     assert_eq!(
         (silent.refusal.as_str(), silent.ready),
         ("", None),
@@ -89,17 +91,17 @@ fn the_handshake_is_that_of_mooncake_cpp() {
         (Connection { peer_instance: Some(Instance(1)), ..request.clone() }, "another process"),
         (Connection { ready: Some(true), pairs: vec![9, 9], ..request.clone() }, "no connection"),
     ] {
-        let refusal = ask(&message).refusal;
+        let refusal = handshake(&message).refusal;
         assert!(refusal.contains(word), "{message:?}: {refusal}");
     }
-    assert!(self::ask(&two.runtime, &two.a, Value::Null).refusal.contains("JSON object"));
+    assert!(self::handshake(&two.runtime, &two.a, Value::Null).refusal.contains("JSON object"));
 }
 
 #[test]
 fn a_peer_that_restarts_is_found_again() {
-    let two = Two::patient();
+    let two = NodePair::patient();
     // One port for both lives, which also keeps their name.
-    let port = net::listen(HERE, DEFAULT_PORTS, &mut Rng::from_os()).unwrap();
+    let port = net::listen(LOCALHOST, DEFAULT_PORTS, &mut Rng::from_os()).unwrap();
     let live = || serve(&two.runtime, two.clock.clone(), patient("rxe1"), port.try_clone().unwrap());
     let (first, its_port) = live();
     let region = open(&first, 4096, 1);
@@ -134,7 +136,7 @@ fn a_peer_that_restarts_is_found_again() {
 
 #[test]
 fn a_thousand_connections_come_and_go() {
-    let before = verbs::held();
+    let before = verbs::object_counts();
     let devices = command("rdma resource");
     {
         let runtime = runtime();
@@ -151,7 +153,7 @@ fn a_thousand_connections_come_and_go() {
                 ready: (i % 2 == 0).then_some(false),
                 ..Connection::default()
             };
-            let reply = ask(&runtime, &a, request.encode());
+            let reply = handshake(&runtime, &a, request.encode());
             assert_eq!((reply.refusal.as_str(), reply.pairs.len()), ("", 1), "connection {i}");
         }
         // Closed connections may still be in the process of destruction.
@@ -159,11 +161,11 @@ fn a_thousand_connections_come_and_go() {
     }
     // Sends something on each connection.
     for round in 0..10 {
-        let two = Two::patient();
+        let two = NodePair::patient();
         let region = open(&two.b, 64, round);
         let peer = two.connect(&two.a, &two.b, &[&region]);
         assert_eq!(two.read(&two.a, &peer, region.addr(), 64).unwrap(), [round; 64]);
     }
-    assert_eq!(verbs::held(), before);
+    assert_eq!(verbs::object_counts(), before);
     assert_eq!(command("rdma resource"), devices, "the kernel has as many resources as before");
 }

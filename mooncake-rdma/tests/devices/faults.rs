@@ -8,7 +8,7 @@ use mooncake_transport::transfer::{self, Transfer};
 use mooncake_transport::{SegmentDesc, Transport};
 use serde_json::json;
 
-use crate::support::{Two, bytes, command, describe, local, open, patient};
+use crate::support::{NodePair, bytes, command, describe, local, open, patient};
 
 /// Restores the cable on drop.
 struct CableRestored;
@@ -23,7 +23,7 @@ impl Drop for CableRestored {
 #[test]
 fn a_cable_that_is_pulled_and_put_back() {
     let impatient = RdmaConfig { timeout: 14, attempts: 1, ..patient("rxe0") };
-    let two = Two::new(impatient, patient("rxe1"));
+    let two = NodePair::new(impatient, patient("rxe1"));
     let region = open(&two.b, 4096, 1);
     let peer = two.connect(&two.a, &two.b, &[&region]);
     two.write(&two.a, &peer, region.addr(), &[2; 64]).unwrap();
@@ -36,7 +36,7 @@ fn a_cable_that_is_pulled_and_put_back() {
     while two.a.devices()[0].up && two.clock.now() < deadline {
         let _ = two.write(&two.a, &peer, region.addr(), &[3; 64]);
     }
-    assert!(!two.a.works(), "{:?}", two.a.devices());
+    assert!(!two.a.has_active_device(), "{:?}", two.a.devices());
     let error = two.write(&two.a, &peer, region.addr(), &[3; 64]).unwrap_err();
     assert!(error.to_string().contains("no local RDMA device is up"), "{error}");
     drop(restored);
@@ -48,7 +48,7 @@ fn a_cable_that_is_pulled_and_put_back() {
 
 #[test]
 fn a_cable_that_loses_packets() {
-    let two = Two::patient();
+    let two = NodePair::patient();
     let region = open(&two.b, 1 << 20, 0);
     let peer = two.connect(&two.a, &two.b, &[&region]);
     let _restored = CableRestored;
@@ -63,7 +63,7 @@ fn a_cable_that_loses_packets() {
 
 #[test]
 fn a_wrong_key_is_refused_and_harms_no_other_transfer() {
-    let two = Two::patient();
+    let two = NodePair::patient();
     let region = open(&two.b, 4096, 1);
     let good = two.connect(&two.a, &two.b, &[&region]);
     two.write(&two.a, &good, region.addr(), &[2; 64]).unwrap();
@@ -74,7 +74,7 @@ fn a_wrong_key_is_refused_and_harms_no_other_transfer() {
     // Good messages on the same connection fail with the refused one: they are sent again.
     let write = |peer, byte: u8, at: u64| {
         let sent = [Transfer::new(region.addr() + at, local(&two.a, &[byte; 64]).into_shared())];
-        transfer::write(&*two.a, peer, sent, two.within(60))
+        transfer::write(&*two.a, peer, sent, two.deadline_in(60))
     };
     let tickets: Vec<_> =
         (0..20).map(|i| write(if i == 7 { &bad } else { &good }, 10 + i, u64::from(i) * 64)).collect();
@@ -93,7 +93,7 @@ fn a_wrong_key_is_refused_and_harms_no_other_transfer() {
 
 #[test]
 fn an_unresponsive_device_of_the_peer_is_avoided() {
-    let two = Two::patient();
+    let two = NodePair::patient();
     let region = open(&two.b, 4096, 1);
     let desc = describe(&two.b, &[&region]);
     let key = desc.buffers[0].extra["rkey"][0].clone();
@@ -111,7 +111,7 @@ fn an_unresponsive_device_of_the_peer_is_avoided() {
 
 #[test]
 fn an_unresponsive_peer_costs_its_deadline_and_no_more() {
-    let mut two = Two::patient();
+    let mut two = NodePair::patient();
     let region = open(&two.b, 4096, 1);
     let peer = two.connect(&two.a, &two.b, &[&region]);
     // A port that accepts connections and sends nothing.
@@ -121,7 +121,7 @@ fn an_unresponsive_peer_costs_its_deadline_and_no_more() {
     let _mute = std::net::TcpListener::bind(addr).unwrap();
     let read = [Transfer::new(region.addr(), local(&two.a, &[0; 64]))];
     let start = two.clock.now();
-    let error = transfer::read(&*two.a, &peer, read, two.within(2)).wait().0.unwrap_err();
+    let error = transfer::read(&*two.a, &peer, read, two.deadline_in(2)).wait().0.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
     assert!(two.clock.now().since(start) >= Duration::from_secs(2));
 }
@@ -138,7 +138,7 @@ impl Drop for AddressRestored {
 
 #[test]
 fn a_device_whose_address_changes_continues_with_the_new_one() {
-    let two = Two::patient();
+    let two = NodePair::patient();
     let region = open(&two.b, 4096, 1);
     let peer = two.connect(&two.a, &two.b, &[&region]);
     two.write(&two.a, &peer, region.addr(), &[2; 64]).unwrap();
@@ -172,7 +172,7 @@ fn a_device_whose_address_changes_continues_with_the_new_one() {
 fn a_rail_pauses_after_a_failed_connection_attempt() {
     for (pause, comes_back) in [(Duration::ZERO, true), (Duration::from_secs(600), false)] {
         let resting = RdmaConfig { connect_pause: pause, ..patient("rxe0") };
-        let mut two = Two::new(resting, patient("rxe1"));
+        let mut two = NodePair::new(resting, patient("rxe1"));
         let region = open(&two.b, 4096, 1);
         let peer = two.connect(&two.a, &two.b, &[&region]);
         let port = two.ports.pop().unwrap();
@@ -180,7 +180,7 @@ fn a_rail_pauses_after_a_failed_connection_attempt() {
         two.runtime.block_on(port.stop());
         let error = two.write(&two.a, &peer, region.addr(), &[2; 64]).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
-        let _port = two.serve_again(addr);
+        let _port = two.serve_at(addr);
         let result = two.write(&two.a, &peer, region.addr(), &[3; 64]);
         assert_eq!(result.is_ok(), comes_back, "{result:?}");
         if let Err(error) = result {

@@ -10,7 +10,7 @@ use mooncake_transport::transfer::{self, Transfer};
 use mooncake_transport::{Access, Region};
 use serde_json::json;
 
-use crate::support::{Remote, Two, bytes, command, describe, patient};
+use crate::support::{NodePair, Remote, bytes, command, describe, patient};
 
 const LEN: usize = 2 << 20;
 
@@ -23,13 +23,13 @@ fn on(number: u32, node: &RdmaTransport, access: Access, byte: u8) -> Remote {
     all.into_region().unwrap()
 }
 
-fn two() -> Two {
+fn two() -> NodePair {
     // Without names, all devices are used.
     let both = || RdmaConfig { devices: Vec::new(), ..patient("") };
-    Two::new(both(), both())
+    NodePair::new(both(), both())
 }
 
-fn connections(two: &Two) -> Vec<usize> {
+fn connections(two: &NodePair) -> Vec<usize> {
     two.a.devices().iter().map(|device| device.connections).collect()
 }
 
@@ -58,7 +58,9 @@ fn the_near_device_is_taken_while_it_works() {
         let peer = two.connect(&two.a, &two.b, &[&region]);
         let write = |byte: u8, len: usize| {
             let local = on(near, &two.a, Access::Local, byte).slice(0..len).unwrap();
-            transfer::write(&*two.a, &peer, [Transfer::new(region.addr(), local)], two.within(60)).wait().0
+            transfer::write(&*two.a, &peer, [Transfer::new(region.addr(), local)], two.deadline_in(60))
+                .wait()
+                .0
         };
         // One message, and a transfer long enough to be spread over devices that are equally near.
         for (byte, len) in [(2, 64), (3, LEN)] {

@@ -3,7 +3,7 @@
 //! owner's bytes, runs between processes unchanged.
 //!
 //! The other process is this test program, started again. It reads commands from its standard
-//! input, a line of JSON each, and responds to each with a line that begins with [`ANSWER`].
+//! input, a line of JSON each, and responds to each with a line that begins with [`RESPONSE_MARK`].
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -27,21 +27,21 @@ use serde_json::{Value, json};
 
 use crate::support::{node, patient, runtime};
 
-const ANSWER: &str = "answer ";
+const RESPONSE_MARK: &str = "answer ";
 /// Number of attempts to start a process that has the required addresses free.
 const STARTS: usize = 8;
 
 /// Node of this process, or of another one.
 #[derive(Debug)]
 pub(crate) enum Split {
-    Here(Arc<RdmaTransport>),
-    There(Arc<OtherProcess>),
+    Local(Arc<RdmaTransport>),
+    Remote(Arc<OtherProcess>),
 }
 
 #[derive(Debug)]
 pub(crate) enum SplitRegistration {
-    Here(Registration),
-    There(RemoteRegistration),
+    Local(Registration),
+    Remote(RemoteRegistration),
 }
 
 /// Registration in the other process, until dropped.
@@ -54,8 +54,8 @@ pub(crate) struct RemoteRegistration {
 
 #[derive(Clone, Debug)]
 pub(crate) enum SplitPeer {
-    Here(RdmaPeer),
-    There(u64),
+    Local(RdmaPeer),
+    Remote(u64),
 }
 
 /// Other process.
@@ -71,8 +71,8 @@ pub(crate) struct OtherProcess {
 #[derive(Debug)]
 struct Process {
     child: Child,
-    orders: ChildStdin,
-    answers: BufReader<ChildStdout>,
+    commands: ChildStdin,
+    responses: BufReader<ChildStdout>,
 }
 
 impl Process {
@@ -89,24 +89,24 @@ impl Process {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let (orders, answers) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
-        let mut process = Self { child, orders, answers: BufReader::new(answers) };
-        process.ask(&json!({"device": device})).expect("the other process starts");
+        let (commands, responses) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+        let mut process = Self { child, commands, responses: BufReader::new(responses) };
+        process.request(&json!({"device": device})).expect("the other process starts");
         process
     }
 
     /// Sends a command and returns the response, or `None` if the process is dead.
-    fn ask(&mut self, order: &Value) -> Option<Value> {
-        writeln!(self.orders, "{order}").ok()?;
+    fn request(&mut self, command: &Value) -> Option<Value> {
+        writeln!(self.commands, "{command}").ok()?;
         let mut line = String::new();
         loop {
             line.clear();
-            if self.answers.read_line(&mut line).ok()? == 0 {
+            if self.responses.read_line(&mut line).ok()? == 0 {
                 return None;
             }
             // The test harness prints to the same output, and may have begun the line.
-            if let Some(at) = line.find(ANSWER) {
-                return serde_json::from_str(&line[at + ANSWER.len()..]).ok();
+            if let Some(at) = line.find(RESPONSE_MARK) {
+                return serde_json::from_str(&line[at + RESPONSE_MARK.len()..]).ok();
             }
         }
     }
@@ -138,15 +138,15 @@ impl OtherProcess {
         self.process.lock().kill();
     }
 
-    fn ask(&self, order: &Value) -> Option<Value> {
-        self.process.lock().ask(order)
+    fn request(&self, command: &Value) -> Option<Value> {
+        self.process.lock().request(command)
     }
 
     fn register(self: &Arc<Self>, span: MemorySpan, access: Access) -> Result<RemoteRegistration> {
         let pages =
             shared_pages(span).ok_or_else(|| Error::invalid("the memory of the suite is not shared"))?;
         let id = self.next.fetch_add(1, Ordering::Relaxed);
-        let order = json!({
+        let command = json!({
             "register": id,
             "file": format!("/proc/{}/fd/{}", std::process::id(), pages.file().as_raw_fd()),
             "offset": pages.offset_of(span.addr()),
@@ -157,14 +157,14 @@ impl OtherProcess {
         });
         let mut process = self.process.lock();
         for _ in 0..STARTS {
-            let answer = process.ask(&order).ok_or_else(dead)?;
-            if let Some(exported) = answer["exported"].as_array() {
+            let response = process.request(&command).ok_or_else(process_dead_error)?;
+            if let Some(exported) = response["exported"].as_array() {
                 let exported = exported.iter().map(|byte| byte.as_u64().unwrap() as u8).collect();
                 return Ok(RemoteRegistration { at: self.clone(), id, exported });
             }
             // A process has its own address space. As long as it holds nothing, another one serves
             // as well.
-            assert!(answer["held"] == 0 && self.described.lock().is_none(), "{answer}");
+            assert!(response["held"] == 0 && self.described.lock().is_none(), "{response}");
             *process = Process::start(self.device);
         }
         Err(Error::internal("no process has the required addresses free"))
@@ -173,21 +173,21 @@ impl OtherProcess {
     fn describe(&self, desc: &mut SegmentDesc) {
         let buffer = |buffer: &BufferDesc| json!({"name": buffer.name, "addr": buffer.addr, "length": buffer.length, "key": buffer.key});
         let buffers: Vec<Value> = desc.buffers.iter().map(buffer).collect();
-        let mut known = self.described.lock();
-        if let Some(answer) = self.ask(&json!({"describe": desc.name, "buffers": buffers})) {
-            *known = Some(SegmentDesc::decode(answer.to_string().as_bytes()).unwrap());
+        let mut last_descriptor = self.described.lock();
+        if let Some(response) = self.request(&json!({"describe": desc.name, "buffers": buffers})) {
+            *last_descriptor = Some(SegmentDesc::decode(response.to_string().as_bytes()).unwrap());
         }
-        *desc = known.clone().expect("the process was alive before");
+        *desc = last_descriptor.clone().expect("the process was alive before");
     }
 }
 
 impl Drop for RemoteRegistration {
     fn drop(&mut self) {
-        self.at.ask(&json!({"forget": self.id}));
+        self.at.request(&json!({"forget": self.id}));
     }
 }
 
-fn dead() -> Error {
+fn process_dead_error() -> Error {
     Error::new(ErrorCode::TransferFail, "the other process is dead")
 }
 
@@ -204,44 +204,44 @@ unsafe impl Transport for Split {
 
     fn capabilities(&self) -> Capabilities {
         match self {
-            Split::Here(node) => node.capabilities(),
-            Split::There(_) => Capabilities::default().needs_registration(true),
+            Split::Local(node) => node.capabilities(),
+            Split::Remote(_) => Capabilities::default().needs_registration(true),
         }
     }
 
     unsafe fn register(&self, span: MemorySpan, access: Access) -> Result<SplitRegistration> {
         match self {
             // SAFETY: promised by the caller.
-            Split::Here(node) => unsafe { node.register(span, access) }.map(SplitRegistration::Here),
-            Split::There(at) => at.register(span, access).map(SplitRegistration::There),
+            Split::Local(node) => unsafe { node.register(span, access) }.map(SplitRegistration::Local),
+            Split::Remote(at) => at.register(span, access).map(SplitRegistration::Remote),
         }
     }
 
     fn export(&self, registration: &SplitRegistration) -> Vec<u8> {
         match (self, registration) {
-            (Split::Here(node), SplitRegistration::Here(registration)) => node.export(registration),
-            (_, SplitRegistration::There(held)) => held.exported.clone(),
+            (Split::Local(node), SplitRegistration::Local(registration)) => node.export(registration),
+            (_, SplitRegistration::Remote(registration)) => registration.exported.clone(),
             _ => unreachable!("the registration belongs to another node"),
         }
     }
 
     fn describe(&self, desc: &mut SegmentDesc) {
         match self {
-            Split::Here(node) => node.describe(desc),
-            Split::There(at) => at.describe(desc),
+            Split::Local(node) => node.describe(desc),
+            Split::Remote(at) => at.describe(desc),
         }
     }
 
     async fn connect(&self, desc: &SegmentDesc) -> Result<SplitPeer> {
         match self {
-            Split::Here(node) => node.connect(desc).await.map(SplitPeer::Here),
-            Split::There(at) => {
+            Split::Local(node) => node.connect(desc).await.map(SplitPeer::Local),
+            Split::Remote(at) => {
                 let desc: Value = serde_json::from_slice(&desc.encode()).unwrap();
-                let answer = at.ask(&json!({"connect": desc})).ok_or_else(dead)?;
-                answer["peer"]
+                let response = at.request(&json!({"connect": desc})).ok_or_else(process_dead_error)?;
+                response["peer"]
                     .as_u64()
-                    .map(SplitPeer::There)
-                    .ok_or_else(|| Error::invalid(answer.to_string()))
+                    .map(SplitPeer::Remote)
+                    .ok_or_else(|| Error::invalid(response.to_string()))
             }
         }
     }
@@ -251,28 +251,30 @@ unsafe impl Transport for Split {
         I: ExactSizeIterator<Item = Op<'a, SplitRegistration>>,
     {
         match (self, peer) {
-            (Split::Here(node), SplitPeer::Here(peer)) => {
-                let ours = |registration: &'a SplitRegistration| match registration {
-                    SplitRegistration::Here(registration) => Some(registration),
-                    SplitRegistration::There(_) => None,
+            (Split::Local(node), SplitPeer::Local(peer)) => {
+                let local_registration = |registration: &'a SplitRegistration| match registration {
+                    SplitRegistration::Local(registration) => Some(registration),
+                    SplitRegistration::Remote(_) => None,
                 };
                 // SAFETY: the inner registration covers the same bytes, and lives as long as the
                 // outer one.
-                let ops = ops.map(|op| unsafe { op.with_registration(op.registration().and_then(ours)) });
+                let ops = ops.map(|op| unsafe {
+                    op.with_registration(op.registration().and_then(local_registration))
+                });
                 node.submit(peer, ops, done);
             }
-            (Split::There(at), SplitPeer::There(peer)) => {
+            (Split::Remote(at), SplitPeer::Remote(peer)) => {
                 for (op, share) in ops.zip(done.each()) {
-                    let Some(SplitRegistration::There(held)) = op.registration() else {
+                    let Some(SplitRegistration::Remote(registration)) = op.registration() else {
                         share.finish(Err(Error::invalid("invalid transfer: memory of another node")));
                         continue;
                     };
                     let read = op.opcode() == Opcode::Read;
-                    let order = json!({"move": held.id, "len": op.len(), "peer": peer, "at": op.remote(), "read": read});
-                    share.finish(match at.ask(&order) {
-                        Some(answer) if answer["done"] == true => Ok(()),
-                        Some(answer) => Err(Error::new(ErrorCode::TransferFail, answer.to_string())),
-                        None => Err(dead()),
+                    let command = json!({"move": registration.id, "len": op.len(), "peer": peer, "at": op.remote(), "read": read});
+                    share.finish(match at.request(&command) {
+                        Some(response) if response["done"] == true => Ok(()),
+                        Some(response) => Err(Error::new(ErrorCode::TransferFail, response.to_string())),
+                        None => Err(process_dead_error()),
                     });
                 }
             }
@@ -285,25 +287,25 @@ unsafe impl Transport for Split {
 #[test]
 #[ignore = "runs as the other process of the conformance suite"]
 fn the_other_process() {
-    let mut orders = std::io::stdin().lines().map_while(Result::ok);
+    let mut commands = std::io::stdin().lines().map_while(Result::ok);
     // Without input, all tests of the program are being run.
-    let Some(first) = orders.next() else { return };
+    let Some(first) = commands.next() else { return };
     let first: Value = serde_json::from_str(&first).unwrap();
     let runtime = runtime();
     let (node, _port) = node(&runtime, SystemClock::shared(), patient(first["device"].as_str().unwrap()));
     let mut regions: HashMap<u64, Region<RdmaTransport>> = HashMap::new();
     let mut peers = Vec::new();
-    let answer = |value: Value| {
+    let respond = |value: Value| {
         let mut out = std::io::stdout().lock();
-        writeln!(out, "{ANSWER}{value}").and_then(|()| out.flush()).unwrap();
+        writeln!(out, "{RESPONSE_MARK}{value}").and_then(|()| out.flush()).unwrap();
     };
-    answer(Value::Null);
-    for order in orders {
-        let order: Value = serde_json::from_str(&order).unwrap();
-        let n = |name: &str| order[name].as_u64();
-        answer(if let Some(id) = n("register") {
-            let access = if order["remote"] == true { Access::Remote } else { Access::Local };
-            match MappedPages::map(&order) {
+    respond(Value::Null);
+    for command in commands {
+        let command: Value = serde_json::from_str(&command).unwrap();
+        let n = |name: &str| command[name].as_u64();
+        respond(if let Some(id) = n("register") {
+            let access = if command["remote"] == true { Access::Remote } else { Access::Local };
+            match MappedPages::map(&command) {
                 Some(memory) => {
                     let region = Region::register(&*node, Arc::new(memory), access).unwrap();
                     let exported = node.export(region.registration().unwrap());
@@ -315,16 +317,16 @@ fn the_other_process() {
         } else if let Some(id) = n("forget") {
             regions.remove(&id);
             Value::Null
-        } else if let Some(name) = order["describe"].as_str() {
-            described(&node, name, &order["buffers"])
-        } else if order["connect"].is_object() {
-            let desc = SegmentDesc::decode(order["connect"].to_string().as_bytes()).unwrap();
+        } else if let Some(name) = command["describe"].as_str() {
+            described(&node, name, &command["buffers"])
+        } else if command["connect"].is_object() {
+            let desc = SegmentDesc::decode(command["connect"].to_string().as_bytes()).unwrap();
             peers.push(runtime.block_on(node.connect(&desc)).unwrap());
             json!({"peer": peers.len() - 1})
         } else if let (Some(id), Some(peer)) = (n("move"), n("peer")) {
             let (region, at, peer) = (regions.remove(&id).unwrap(), n("at").unwrap(), &peers[peer as usize]);
             assert_eq!(Some(region.len() as u64), n("len"), "transfers cover whole registrations");
-            let (result, region) = if order["read"] == true {
+            let (result, region) = if command["read"] == true {
                 let transfer = [Transfer::new(at, region.exclusive().unwrap())];
                 let (result, [Transfer { buffer, .. }]) = transfer::read(&*node, peer, transfer, None).wait();
                 (result, buffer.into_region().unwrap())
@@ -335,7 +337,7 @@ fn the_other_process() {
             regions.insert(id, region);
             json!({"done": result.is_ok(), "why": result.err().map(|error| error.to_string())})
         } else {
-            panic!("{order}")
+            panic!("{command}")
         });
     }
 }
@@ -369,9 +371,9 @@ struct MappedPages {
 
 impl MappedPages {
     /// Maps the pages of a command. Returns `None` if the addresses are in use.
-    fn map(order: &Value) -> Option<Self> {
-        let n = |name: &str| usize::try_from(order[name].as_u64().unwrap()).unwrap();
-        let file = File::options().read(true).write(true).open(order["file"].as_str().unwrap()).unwrap();
+    fn map(command: &Value) -> Option<Self> {
+        let n = |name: &str| usize::try_from(command[name].as_u64().unwrap()).unwrap();
+        let file = File::options().read(true).write(true).open(command["file"].as_str().unwrap()).unwrap();
         let (addr, offset) = (n("addr"), n("offset"));
         let before = offset % 4096;
         let len = (before + n("len")).next_multiple_of(4096);
@@ -389,7 +391,7 @@ impl MappedPages {
         let start = NonNull::new(found.cast::<u8>()).filter(|_| found != libc::MAP_FAILED)?;
         // SAFETY: inside the mapping.
         let first = unsafe { start.add(before) };
-        let read_only = order["read_only"] == true;
+        let read_only = command["read_only"] == true;
         Some(Self { span: MemorySpan { read_only, ..MemorySpan::new(first, n("len")) }, start, len })
     }
 }

@@ -11,7 +11,7 @@ use mooncake_rdma::RdmaPeer;
 use mooncake_transport::transfer::{self, Transfer};
 use mooncake_transport::{SegmentDesc, Transport};
 
-use crate::support::{Two, describe, local, node, open, patient, runtime};
+use crate::support::{NodePair, describe, local, node, open, patient, runtime};
 
 const LEN: usize = 1 << 20;
 
@@ -55,7 +55,7 @@ impl Owner {
         self.desc.buffers[0].addr
     }
 
-    fn connect(&self, two: &Two) -> RdmaPeer {
+    fn connect(&self, two: &NodePair) -> RdmaPeer {
         two.runtime.block_on(two.a.connect(&self.desc)).unwrap()
     }
 
@@ -75,7 +75,7 @@ impl Drop for Owner {
 #[test]
 fn another_process_is_read_and_written() {
     for device in ["rxe1", "rxe0"] {
-        let two = Two::patient();
+        let two = NodePair::patient();
         let owner = Owner::start(device);
         let peer = owner.connect(&two);
         assert!(two.read(&two.a, &peer, owner.at(), LEN).unwrap() == vec![7; LEN], "from {device}");
@@ -89,13 +89,13 @@ fn another_process_is_read_and_written() {
 
 #[test]
 fn a_process_killed_in_the_middle_is_an_error_and_its_successor_serves() {
-    let two = Two::patient();
+    let two = NodePair::patient();
     let mut owner = Owner::start("rxe1");
     let peer = owner.connect(&two);
     two.read(&two.a, &peer, owner.at(), 64).unwrap();
     let writes = |byte: u8| {
         let part = |i: u64| Transfer::new(owner.at() + i * 4096, local(&two.a, &[byte; 4096]).into_shared());
-        transfer::write(&*two.a, &peer, (0..200).map(part).collect::<Vec<_>>(), two.within(20))
+        transfer::write(&*two.a, &peer, (0..200).map(part).collect::<Vec<_>>(), two.deadline_in(20))
     };
     let tickets: Vec<_> = (0..4).map(writes).collect();
     // Some transfers are posted, and none has been waited for.
@@ -106,8 +106,8 @@ fn a_process_killed_in_the_middle_is_an_error_and_its_successor_serves() {
         }
     }
     let start = two.clock.now();
-    let gone = [Transfer::new(owner.at(), local(&two.a, &[0; 64]))];
-    let error = transfer::read(&*two.a, &peer, gone, two.within(20)).wait().0.unwrap_err();
+    let transfers = [Transfer::new(owner.at(), local(&two.a, &[0; 64]))];
+    let error = transfer::read(&*two.a, &peer, transfers, two.deadline_in(20)).wait().0.unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Timeout), "{error}");
     assert!(two.clock.now().since(start) < Duration::from_secs(40), "a dead peer delays nobody");
     let next = Owner::start("rxe1");

@@ -23,7 +23,7 @@ use tokio::runtime::Runtime;
 
 use crate::other_process::{OtherProcess, Split};
 
-pub(crate) const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
+pub(crate) const LOCALHOST: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
 
 /// Settings for a machine that may be twenty times slower than another: no packet times out before
 /// it can have arrived.
@@ -58,7 +58,7 @@ pub(crate) fn node(
     clock: SharedClock,
     config: RdmaConfig,
 ) -> (Arc<RdmaTransport>, HandshakeServer) {
-    let listener = net::listen(HERE, DEFAULT_PORTS, &mut Rng::from_os()).unwrap();
+    let listener = net::listen(LOCALHOST, DEFAULT_PORTS, &mut Rng::from_os()).unwrap();
     serve(runtime, clock, config, listener)
 }
 
@@ -72,7 +72,7 @@ pub(crate) fn serve(
     let config = RdmaConfig { server_name: listener.local_addr().unwrap().to_string(), ..config };
     let limits = config.handshake.clone();
     let node = Arc::new(RdmaTransport::start_with_clock(config, runtime.handle(), clock).unwrap());
-    let _inside = runtime.enter();
+    let _guard = runtime.enter();
     let server = HandshakeServer::serve(listener, Arc::new(Port(Arc::downgrade(&node))), limits).unwrap();
     (node, server)
 }
@@ -107,7 +107,7 @@ impl Fixture for OnDevices {
 
     fn kill(&mut self, node: &Arc<RdmaTransport>) {
         node.close();
-        self.nodes.retain(|(known, _)| !Arc::ptr_eq(known, node));
+        self.nodes.retain(|(other, _)| !Arc::ptr_eq(other, node));
     }
 
     fn block_on<F: Future>(&self, future: F) -> F::Output {
@@ -126,14 +126,14 @@ impl Fixture for OnDevices {
 
 /// Nodes on devices, of which every other one, the first included, is in a process of its own.
 pub(crate) struct OnDevicesInTwoProcesses {
-    there: &'static str,
-    here: OnDevices,
+    remote_device: &'static str,
+    local: OnDevices,
     nodes: usize,
 }
 
 impl OnDevicesInTwoProcesses {
     pub(crate) fn new(devices: [&'static str; 2]) -> Self {
-        Self { there: devices[0], here: OnDevices::new([devices[1]; 2]), nodes: 0 }
+        Self { remote_device: devices[0], local: OnDevices::new([devices[1]; 2]), nodes: 0 }
     }
 }
 
@@ -143,24 +143,24 @@ impl Fixture for OnDevicesInTwoProcesses {
     fn node(&mut self) -> Arc<Split> {
         self.nodes += 1;
         Arc::new(match self.nodes % 2 {
-            1 => Split::There(OtherProcess::start(self.there)),
-            _ => Split::Here(self.here.node()),
+            1 => Split::Remote(OtherProcess::start(self.remote_device)),
+            _ => Split::Local(self.local.node()),
         })
     }
 
     fn kill(&mut self, node: &Arc<Split>) {
         match &**node {
-            Split::Here(node) => self.here.kill(node),
-            Split::There(process) => process.kill(),
+            Split::Local(node) => self.local.kill(node),
+            Split::Remote(process) => process.kill(),
         }
     }
 
     fn block_on<F: Future>(&self, future: F) -> F::Output {
-        self.here.block_on(future)
+        self.local.block_on(future)
     }
 
     fn clock(&self) -> SharedClock {
-        self.here.clock()
+        self.local.clock()
     }
 
     fn memory(&self, len: usize) -> Arc<dyn MemorySource> {
@@ -170,12 +170,12 @@ impl Fixture for OnDevicesInTwoProcesses {
     }
 
     fn large(&self) -> usize {
-        self.here.large()
+        self.local.large()
     }
 }
 
 /// Two nodes with their runtime, clock and ports.
-pub(crate) struct Two {
+pub(crate) struct NodePair {
     pub(crate) runtime: Runtime,
     pub(crate) clock: SharedClock,
     pub(crate) a: Arc<RdmaTransport>,
@@ -183,7 +183,7 @@ pub(crate) struct Two {
     pub(crate) ports: Vec<HandshakeServer>,
 }
 
-impl Two {
+impl NodePair {
     pub(crate) fn new(a: RdmaConfig, b: RdmaConfig) -> Self {
         let (runtime, clock) = (runtime(), SystemClock::shared());
         let (a, port_a) = node(&runtime, clock.clone(), a);
@@ -197,10 +197,10 @@ impl Two {
     }
 
     /// Opens a handshake port for `b` at an earlier address.
-    pub(crate) fn serve_again(&self, at: SocketAddr) -> HandshakeServer {
+    pub(crate) fn serve_at(&self, at: SocketAddr) -> HandshakeServer {
         let listener = TcpListener::bind(at).unwrap();
         listener.set_nonblocking(true).unwrap();
-        let _inside = self.runtime.enter();
+        let _guard = self.runtime.enter();
         let port = Arc::new(Port(Arc::downgrade(&self.b)));
         HandshakeServer::serve(listener, port, RdmaConfig::default().handshake).unwrap()
     }
@@ -210,18 +210,19 @@ impl Two {
         self.runtime.block_on(from.connect(&describe(to, regions))).unwrap()
     }
 
-    pub(crate) fn within(&self, seconds: u64) -> Option<Moment> {
+    pub(crate) fn deadline_in(&self, seconds: u64) -> Option<Moment> {
         Some(self.clock.now().after(Duration::from_secs(seconds)))
     }
 
     pub(crate) fn write(&self, from: &RdmaTransport, peer: &RdmaPeer, at: u64, bytes: &[u8]) -> Result<()> {
         let slice = local(from, bytes).into_shared();
-        transfer::write(from, peer, [Transfer::new(at, slice)], self.within(60)).wait().0
+        transfer::write(from, peer, [Transfer::new(at, slice)], self.deadline_in(60)).wait().0
     }
 
     pub(crate) fn read(&self, from: &RdmaTransport, peer: &RdmaPeer, at: u64, len: usize) -> Result<Vec<u8>> {
         let slice = local(from, &vec![0; len]);
-        let (result, [done]) = transfer::read(from, peer, [Transfer::new(at, slice)], self.within(60)).wait();
+        let (result, [done]) =
+            transfer::read(from, peer, [Transfer::new(at, slice)], self.deadline_in(60)).wait();
         let mut bytes = vec![0; len];
         done.buffer.copy_to(0, &mut bytes).unwrap();
         result.map(|()| bytes)
@@ -270,8 +271,8 @@ pub(crate) fn describe(node: &RdmaTransport, regions: &[&Remote]) -> SegmentDesc
 }
 
 /// Runs a program that must succeed. Returns its output.
-pub(crate) fn command(words: &str) -> String {
-    let mut words = words.split_whitespace();
+pub(crate) fn command(line: &str) -> String {
+    let mut words = line.split_whitespace();
     let output = Command::new(words.next().unwrap()).args(words).output().unwrap();
     assert!(output.status.success(), "{output:?}");
     String::from_utf8(output.stdout).unwrap()

@@ -12,7 +12,7 @@ use mooncake_rdma::verbs::{Device, Domain, MemoryRegion, Rights};
 use mooncake_transport::transfer::{self, Transfer};
 use mooncake_transport::{Access, Region, Transport};
 
-use crate::support::{Two, bytes, describe, local, open, patient};
+use crate::support::{NodePair, bytes, describe, local, open, patient};
 
 const MIB: usize = 1 << 20;
 
@@ -24,7 +24,7 @@ fn striped(len: usize) -> Vec<u8> {
 #[test]
 fn messages_are_no_longer_than_the_device_sends() {
     let whole = RdmaConfig { slice_bytes: usize::MAX, ..patient("rxe0") };
-    let two = Two::new(whole, patient("rxe1"));
+    let two = NodePair::new(whole, patient("rxe1"));
     assert_eq!(two.a.devices()[0].message_bytes, 8 * MIB, "the limit of Soft-RoCE");
     let region = open(&two.b, 9 * MIB + 5, 0);
     let peer = two.connect(&two.a, &two.b, &[&region]);
@@ -39,7 +39,7 @@ fn messages_without_credit_wait_and_excess_messages_are_refused() {
     // The completion queue has fewer entries than one queue pair.
     let narrow =
         RdmaConfig { completions: 15, requests: 8, slice_bytes: 512, fragment_bytes: 0, ..patient("rxe0") };
-    let two = Two::new(narrow, patient("rxe1"));
+    let two = NodePair::new(narrow, patient("rxe1"));
     let region = open(&two.b, 1 << 16, 0);
     let peer = two.connect(&two.a, &two.b, &[&region]);
     for byte in 1..4 {
@@ -48,19 +48,19 @@ fn messages_without_credit_wait_and_excess_messages_are_refused() {
         assert!(bytes(&region) == sent);
     }
     // Two rails to two peers share the queue.
-    let other = Two::new(patient("rxe1"), patient("rxe1"));
+    let other = NodePair::new(patient("rxe1"), patient("rxe1"));
     let third = open(&other.b, 1 << 16, 0);
     let to_third = two.connect(&two.a, &other.b, &[&third]);
     let part = |byte: u8| [Transfer::new(region.addr(), local(&two.a, &[byte; 1 << 16]).into_shared())];
-    let first = transfer::write(&*two.a, &peer, part(9), two.within(60));
+    let first = transfer::write(&*two.a, &peer, part(9), two.deadline_in(60));
     let second = [Transfer::new(third.addr(), local(&two.a, &[8; 1 << 16]).into_shared())];
-    let second = transfer::write(&*two.a, &to_third, second, two.within(60));
+    let second = transfer::write(&*two.a, &to_third, second, two.deadline_in(60));
     first.wait().0.unwrap();
     second.wait().0.unwrap();
     assert!(bytes(&region) == [9; 1 << 16] && bytes(&third) == [8; 1 << 16]);
 
     let short = RdmaConfig { max_waiting: 4, slice_bytes: 512, fragment_bytes: 0, ..patient("rxe0") };
-    let two = Two::new(short, patient("rxe1"));
+    let two = NodePair::new(short, patient("rxe1"));
     let region = open(&two.b, 1 << 16, 0);
     let peer = two.connect(&two.a, &two.b, &[&region]);
     let error = two.write(&two.a, &peer, region.addr(), &[1; 1 << 16]).unwrap_err();
@@ -71,7 +71,7 @@ fn messages_without_credit_wait_and_excess_messages_are_refused() {
 #[test]
 fn long_transfers_go_over_every_device() {
     let both = || RdmaConfig { devices: vec!["rxe0".into(), "rxe1".into()], ..patient("") };
-    let two = Two::new(both(), both());
+    let two = NodePair::new(both(), both());
     let region = open(&two.b, 2 * MIB + 7, 0);
     let peer = two.connect(&two.a, &two.b, &[&region]);
     let sent = striped(2 * MIB + 7);
@@ -84,14 +84,14 @@ fn long_transfers_go_over_every_device() {
 
 #[test]
 fn objects_of_another_transport_are_refused() {
-    let two = Two::patient();
+    let two = NodePair::patient();
     let region = open(&two.b, 64, 1);
     let to_b = two.connect(&two.a, &two.b, &[&region]);
     let of_b = [Transfer::new(region.addr(), local(&two.b, &[0; 64]))];
-    let error = transfer::read(&*two.a, &to_b, of_b, two.within(60)).wait().0.unwrap_err();
+    let error = transfer::read(&*two.a, &to_b, of_b, two.deadline_in(60)).wait().0.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
     let of_b = [Transfer::new(region.addr(), local(&two.b, &[0; 64]))];
-    let error = transfer::read(&*two.b, &to_b, of_b, two.within(60)).wait().0.unwrap_err();
+    let error = transfer::read(&*two.b, &to_b, of_b, two.deadline_in(60)).wait().0.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
     assert!(two.a.capabilities().needs_registration);
 }
@@ -100,7 +100,7 @@ fn objects_of_another_transport_are_refused() {
 #[test]
 fn memory_in_parts_acts_as_one() {
     let parts = |device, region_bytes| RdmaConfig { region_bytes, ..patient(device) };
-    let two = Two::new(parts("rxe0", 300 << 10), parts("rxe1", 200 << 10));
+    let two = NodePair::new(parts("rxe0", 300 << 10), parts("rxe1", 200 << 10));
     let region = open(&two.b, MIB + 7, 0);
     let desc = describe(&two.b, &[&region]);
     let lengths: Vec<u64> = desc.buffers.iter().map(|buffer| buffer.length).collect();
@@ -125,7 +125,7 @@ fn memory_in_parts_acts_as_one() {
 #[test]
 fn huge_pages_work_like_ordinary_ones() {
     std::fs::write("/proc/sys/vm/nr_hugepages", "8").unwrap();
-    let two = Two::patient();
+    let two = NodePair::patient();
     let options = HostMemoryOptions { huge_pages: HugePages::Size2M, ..HostMemoryOptions::default() };
     let memory = Arc::new(HostMemory::with(4 * MIB, &options).unwrap());
     let mut all = Region::register(&*two.b, memory, Access::Remote).unwrap().exclusive().unwrap();
@@ -157,7 +157,7 @@ fn a_driver_without_dma_bufs_is_reported() {
     assert_eq!(error.code(), ErrorCode::NotSupported, "{error}");
     assert!(error.to_string().contains("driver does not support"), "{error}");
 
-    let two = Two::patient();
+    let two = NodePair::patient();
     let _listed = ListedDmaBuf::new(span, file, 0).unwrap();
     let region = Region::register(&*two.b, Arc::new(memory), Access::Remote).unwrap();
     let peer = two.connect(&two.a, &two.b, &[&region]);
@@ -170,7 +170,7 @@ fn a_driver_without_dma_bufs_is_reported() {
 fn writes_arrive_in_either_order() {
     for relaxed_ordering in [true, false] {
         let config = |device| RdmaConfig { relaxed_ordering, ..patient(device) };
-        let two = Two::new(config("rxe0"), config("rxe1"));
+        let two = NodePair::new(config("rxe0"), config("rxe1"));
         let region = open(&two.b, MIB, 0);
         let peer = two.connect(&two.a, &two.b, &[&region]);
         let sent = striped(MIB);
@@ -184,7 +184,7 @@ fn writes_arrive_in_either_order() {
 fn devices_have_partners() {
     for (partners, used) in [(Vec::new(), "rxe0"), (vec![("rxe0".into(), vec!["rxe1".into()])], "rxe1")] {
         let both = RdmaConfig { devices: vec!["rxe0".into(), "rxe1".into()], ..patient("") };
-        let two = Two::new(RdmaConfig { partners, ..patient("rxe0") }, both);
+        let two = NodePair::new(RdmaConfig { partners, ..patient("rxe0") }, both);
         let region = open(&two.b, 4096, 0);
         let peer = two.connect(&two.a, &two.b, &[&region]);
         for byte in 1..9 {

@@ -23,32 +23,33 @@ use tokio::task::JoinSet;
 
 use crate::checksum::Sum;
 use crate::deadline::Deadline;
-use crate::errors::shown;
+use crate::errors::display_key;
 use crate::inventory::{Entry, Inventory, ReplicaPosition};
 use crate::state::Inner;
 use mooncake_protocol::message::{
-    AnnounceExpired, AnnounceReplicas, AnnounceTimed, FetchExpired, MountKeptSegment, ReleaseKept,
+    AnnounceExpired, AnnounceReplicas, AnnounceTimed, ExchangeEpochs, FetchExpired, FetchUnclaimed,
+    MountKeptSegment, ReleaseKept,
 };
-use mooncake_protocol::wire::{ItemLifetime, StoredReplica};
+use mooncake_protocol::wire::{InventoryPage, ItemLifetime, StoredReplica};
 
 /// Divisor of the ping interval. At most this part of each interval is used for checksums of new
 /// objects.
-const SUMMING: u32 = 10;
+const CHECKSUM_TIME_DIVISOR: u32 = 10;
 /// Maximum number of objects that are checked and announced together.
 const BATCH: usize = 1024;
 /// Number of bytes at which a batch of objects is full.
 const BATCH_BYTES: u64 = 64 << 20;
 /// Number of batches that are checked concurrently.
-const AT_ONCE: usize = 4;
+const MAX_CONCURRENT_BATCHES: usize = 4;
 /// Maximum number of objects that are announced before the master is asked for changes. The master
 /// holds twice as many changes for a client.
-const MOST_UNHEARD: usize = 1 << 18;
+const MAX_UNREPORTED: usize = 1 << 18;
 /// Maximum number of extents in one RPC.
-const EXTENTS: usize = 16 << 10;
+const MAX_EXTENTS: usize = 16 << 10;
 /// Pause before a failed announcement is repeated.
-const PAUSE: Duration = Duration::from_millis(200);
+const RETRY_PAUSE: Duration = Duration::from_millis(200);
 /// Granularity of the space of an object, in bytes.
-const GRAIN: u64 = 64;
+const SPACE_GRANULARITY: u64 = 64;
 
 /// Returns whether an error means that the master lacks an RPC of the inventory or has another
 /// version of it.
@@ -70,12 +71,14 @@ impl<T: Transport> Inner<T> {
             return Ok(());
         }
         let mut inventory = self.inventory.lock().await;
-        let asked = self.master.inventory(self.id, 0);
-        match deadline.bound("asking for the inventory", asked).await {
+        let call = self.master.inventory(self.id, 0);
+        match deadline.bound("asking for the inventory", call).await {
             Ok(timed) => {
-                let same = inventory.turn_over(timed.page.epoch);
+                let is_same_master = inventory.turn_over(timed.page.epoch);
                 inventory.apply(timed, self.config.clock.now());
-                if same && !is_planted("expired-not-fetched") {
+                self.exchange_epochs(&mut inventory, deadline).await?;
+                self.fetch_unclaimed(&mut inventory, &self.own_segments(), deadline).await?;
+                if is_same_master && !is_planted("expired-not-fetched") {
                     self.fetch_expired(&mut inventory, deadline).await?;
                 }
             }
@@ -88,9 +91,22 @@ impl<T: Transport> Inner<T> {
         Ok(())
     }
 
-    /// Requests the replicas that the master listed when this client expired.
-    async fn fetch_expired(&self, inventory: &mut Inventory, deadline: &Deadline) -> Result<()> {
-        let own: Vec<SegmentId> = {
+    /// Exchanges with the master what is known of the order of earlier masters. A master that lacks
+    /// the request does not need it.
+    pub(crate) async fn exchange_epochs(&self, inventory: &mut Inventory, deadline: &Deadline) -> Result<()> {
+        let epochs = Cow::Borrowed(&inventory.epochs[..]);
+        let call = self.master.call(ExchangeEpochs { client: self.id, epochs });
+        match deadline.bound("exchanging the order of masters", call).await {
+            Ok(known) => inventory.learn_epochs(&known),
+            Err(error) if is_refusal(&error) => {}
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    /// Returns the segments of this client's own memory.
+    fn own_segments(&self) -> Vec<SegmentId> {
+        let mut own: Vec<SegmentId> = {
             let segments = self.segments.lock();
             segments
                 .iter()
@@ -98,33 +114,77 @@ impl<T: Transport> Inner<T> {
                 .map(|m| m.id())
                 .collect()
         };
-        let moving: Vec<SegmentId> = self.moving.lock().iter().map(|moving| moving.segment.id).collect();
-        for segment in own.into_iter().chain(moving) {
+        own.extend(self.moving.lock().iter().map(|moving| moving.segment.id));
+        own
+    }
+
+    /// Requests the replicas that the master listed when this client expired.
+    async fn fetch_expired(&self, inventory: &mut Inventory, deadline: &Deadline) -> Result<()> {
+        for segment in self.own_segments() {
             let mut after = 0;
             loop {
-                let asked = self.master.call(FetchExpired { client: self.id, segment, after });
-                let page = match deadline.bound("asking for expired replicas", asked).await {
-                    Ok(page) => page,
-                    Err(error) if is_refusal(&error) => return Ok(()),
-                    Err(error) => return Err(error),
-                };
-                if Some(page.epoch) != inventory.epoch {
-                    // The response comes from another master. The next ping detects that.
-                    return Ok(());
-                }
-                let now = self.config.clock.now();
+                let call = self.master.call(FetchExpired { client: self.id, segment, after });
+                let bounded = deadline.bound("asking for expired replicas", call).await;
+                let Some(page) = self.page_of_segment(bounded, inventory, segment)? else { return Ok(()) };
+                let (next, now) = (page.next, self.config.clock.now());
+                let is_last = page.whole || next <= after;
                 let stored = page.changes.into_iter().filter_map(|change| change.stored);
-                stored
-                    .filter(|stored| stored.segment == segment)
-                    .for_each(|stored| inventory.list_expired(stored, now));
+                stored.for_each(|stored| inventory.list_expired(stored, now));
+                if is_last {
+                    break;
+                }
+                after = next;
+            }
+        }
+        inventory.sums.clear();
+        Ok(())
+    }
+
+    /// Requests the replicas of earlier masters that still count although the time to announce
+    /// replicas of earlier masters is over. Until then, the list is empty.
+    pub(crate) async fn fetch_unclaimed(
+        &self,
+        inventory: &mut Inventory,
+        segments: &[SegmentId],
+        deadline: &Deadline,
+    ) -> Result<()> {
+        for &segment in segments {
+            let mut after = 0;
+            while inventory.has_retained(segment) {
+                let call = self.master.call(FetchUnclaimed { client: self.id, segment, after });
+                let bounded = deadline.bound("asking for unclaimed replicas", call).await;
+                let Some(page) = self.page_of_segment(bounded, inventory, segment)? else { return Ok(()) };
+                page.changes
+                    .iter()
+                    .filter_map(|change| change.stored.as_ref())
+                    .for_each(|stored| inventory.list_unclaimed(stored));
                 if page.whole || page.next <= after {
                     break;
                 }
                 after = page.next;
             }
         }
-        inventory.sums.clear();
         Ok(())
+    }
+
+    /// Returns a page of replicas in a segment. `None` if the master has no such list, or if the
+    /// response comes from another master, which the next ping detects.
+    fn page_of_segment(
+        &self,
+        page: Result<InventoryPage>,
+        inventory: &Inventory,
+        segment: SegmentId,
+    ) -> Result<Option<InventoryPage>> {
+        match page {
+            Ok(mut page) if Some(page.epoch) == inventory.epoch => {
+                page.changes
+                    .retain(|change| change.stored.as_ref().is_some_and(|stored| stored.segment == segment));
+                Ok(Some(page))
+            }
+            Ok(_) => Ok(None),
+            Err(error) if is_refusal(&error) => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     /// Requests the changes from the master, and computes checksums of new objects. Returns whether
@@ -139,17 +199,17 @@ impl<T: Transport> Inner<T> {
         let Some(epoch) = inventory.epoch else { return Ok(false) };
         // The report on objects that were just announced can wait. It is requested when all objects
         // are served, or when the master holds many changes for this client.
-        let fresh = std::mem::take(&mut inventory.fresh);
-        inventory.unheard += fresh;
-        if fresh > 0 && inventory.unheard < MOST_UNHEARD && self.is_announcing() {
+        let newly_accepted = std::mem::take(&mut inventory.newly_accepted);
+        inventory.unreported += newly_accepted;
+        if newly_accepted > 0 && inventory.unreported < MAX_UNREPORTED && self.is_announcing() {
             return Ok(false);
         }
-        inventory.unheard = 0;
+        inventory.unreported = 0;
         if let Some(other) = self.fetch_changes(&mut inventory, epoch, deadline).await? {
-            let again = inventory.met.replace(other) == Some(other);
+            let again = inventory.other_epoch.replace(other) == Some(other);
             return Ok(again && !is_planted("inventory-keeps-the-dead-epoch"));
         }
-        self.sum_up(&mut inventory).await.map(|()| false)
+        self.compute_checksums(&mut inventory).await.map(|()| false)
     }
 
     /// Requests the changes since the last request, and applies them. Returns the epoch of the
@@ -161,8 +221,8 @@ impl<T: Transport> Inner<T> {
         deadline: &Deadline,
     ) -> Result<Option<u64>> {
         loop {
-            let asked = self.master.inventory(self.id, inventory.heard);
-            let timed = deadline.bound("asking for the inventory", asked).await?;
+            let call = self.master.inventory(self.id, inventory.last_change);
+            let timed = deadline.bound("asking for the inventory", call).await?;
             if timed.page.epoch != epoch {
                 return Ok(Some(timed.page.epoch));
             }
@@ -172,9 +232,9 @@ impl<T: Transport> Inner<T> {
                 break;
             }
         }
-        inventory.heard_all();
+        inventory.remove_unreported();
         inventory.seal();
-        inventory.note();
+        inventory.write_journal();
         Ok(None)
     }
 
@@ -191,15 +251,15 @@ impl<T: Transport> Inner<T> {
     }
 
     /// Computes missing checksums, for a limited time.
-    async fn sum_up(&self, inventory: &mut Inventory) -> Result<()> {
-        let limit = self.config.ping_interval / SUMMING;
+    async fn compute_checksums(&self, inventory: &mut Inventory) -> Result<()> {
+        let limit = self.config.ping_interval / CHECKSUM_TIME_DIVISOR;
         let (clock, until) = (self.config.clock.clone(), self.config.clock.now().after(limit));
         while clock.now() < until {
             let mut batch = Vec::new();
             let mut bytes = 0;
             while bytes < BATCH_BYTES
                 && batch.len() < BATCH
-                && let Some(id) = inventory.unseen.pop_front()
+                && let Some(id) = inventory.unsummed.pop_front()
             {
                 let Some(entry) = inventory.entries.get(&id) else { continue };
                 bytes += entry.stored.len;
@@ -216,7 +276,7 @@ impl<T: Transport> Inner<T> {
                     inventory.summed.push(id);
                 }
             }
-            left.into_iter().rev().for_each(|id| inventory.unseen.push_front(id));
+            left.into_iter().rev().for_each(|id| inventory.unsummed.push_front(id));
         }
         Ok(())
     }
@@ -231,31 +291,31 @@ impl<T: Transport> Inner<T> {
     }
 
     /// Mounts a segment with the objects that are to be announced. Their space stays reserved.
-    pub(crate) async fn offer_kept(
+    pub(crate) async fn mount_with_reserved_space(
         &self,
         segment: &mooncake_core::replica::Segment,
         deadline: &Deadline,
     ) -> Result<()> {
-        let kept = MountKeptSegment { segment: Cow::Borrowed(segment), client: self.id };
-        match deadline.bound("mounting", self.master.call(kept)).await {
+        let mount = MountKeptSegment { segment: Cow::Borrowed(segment), client: self.id };
+        match deadline.bound("mounting", self.master.call(mount)).await {
             Err(error) if is_refusal(&error) => {
                 log_refusal(&error);
-                self.inventory.lock().await.kept.retain(|(kept, _), _| *kept != segment.id);
+                self.inventory.lock().await.retained.retain(|(id, _), _| *id != segment.id);
                 return deadline.bound("mounting", self.master.mount(self.id, segment)).await;
             }
             outcome => outcome?,
         }
         let mut extents: Vec<_> = {
             let inventory = self.inventory.lock().await;
-            inventory.kept_in(segment.id).filter_map(extent).collect()
+            inventory.retained_in(segment.id).filter_map(extent).collect()
         };
         // In this order, an allocator cuts all extents from the front of the remaining space.
         extents.sort_unstable_by_key(|extent| extent.offset);
-        let mut parts = extents.chunks(EXTENTS).peekable();
+        let mut parts = extents.chunks(MAX_EXTENTS).peekable();
         loop {
             let part = parts.next().unwrap_or_default();
             let last = parts.peek().is_none();
-            let keep = self.master.keep(self.id, segment.id, part, last);
+            let keep = self.master.reserve_extents(self.id, segment.id, part, last);
             match deadline.bound("keeping space", keep).await {
                 Ok(()) if last => return Ok(()),
                 Ok(()) => {}
@@ -263,7 +323,7 @@ impl<T: Transport> Inner<T> {
                     // The extents are invalid: two of them may overlap, for example. None of the
                     // objects can be trusted then.
                     tracing::warn!(segment = %segment.id, "objects of before cannot be kept: {error}");
-                    self.inventory.lock().await.kept.retain(|(kept, _), _| *kept != segment.id);
+                    self.inventory.lock().await.retained.retain(|(id, _), _| *id != segment.id);
                     let release = self.master.call(ReleaseKept { client: self.id, segment: segment.id });
                     return deadline.bound("giving space back", release).await;
                 }
@@ -272,10 +332,10 @@ impl<T: Transport> Inner<T> {
         }
     }
 
-    /// Checks the kept objects in the given segments in the background, and announces those that
-    /// are unchanged.
-    pub(crate) fn announce_kept(self: &Arc<Self>, segments: Vec<SegmentId>) {
-        let turn = self.announcing_turn.load(Relaxed);
+    /// Checks the retained objects in the given segments in the background, and announces those
+    /// that are unchanged.
+    pub(crate) fn announce_retained(self: &Arc<Self>, segments: Vec<SegmentId>) {
+        let generation = self.announcing_generation.load(Relaxed);
         let client = Arc::downgrade(self);
         let (after, stopped) = (self.promises.lock().announce_after, self.announcing_stopped.clone());
         let task = self.runtime.spawn(async move {
@@ -283,7 +343,8 @@ impl<T: Transport> Inner<T> {
             let stop = stopped.notified();
             tokio::pin!(stop);
             stop.as_mut().enable();
-            if client.upgrade().is_none_or(|client| client.announcing_turn.load(Relaxed) != turn) {
+            if client.upgrade().is_none_or(|client| client.announcing_generation.load(Relaxed) != generation)
+            {
                 return;
             }
             tokio::select! {
@@ -293,15 +354,15 @@ impl<T: Transport> Inner<T> {
             for segment in segments {
                 loop {
                     let Some(client) = client.upgrade() else { return };
-                    let Err(error) = client.announce_segment(segment, turn).await else { break };
-                    if client.announcing_turn.load(Relaxed) != turn || client.usable().is_err() {
+                    let Err(error) = client.announce_segment(segment, generation).await else { break };
+                    if client.announcing_generation.load(Relaxed) != generation || client.usable().is_err() {
                         return;
                     }
                     // The master reserves the space of the objects until the announcement reaches
                     // it.
                     tracing::warn!(%segment, "objects of before are not announced yet: {error}");
                     drop(client);
-                    tokio::time::sleep(PAUSE).await;
+                    tokio::time::sleep(RETRY_PAUSE).await;
                 }
             }
         });
@@ -312,9 +373,9 @@ impl<T: Transport> Inner<T> {
         self.announcing.lock().as_ref().is_some_and(|task| !task.is_finished())
     }
 
-    /// Stops the check of kept objects and waits for its end.
+    /// Stops the check of retained objects and waits for its end.
     pub(crate) async fn stop_announcing(&self) {
-        self.announcing_turn.fetch_add(1, Relaxed);
+        self.announcing_generation.fetch_add(1, Relaxed);
         self.announcing_stopped.notify_waiters();
         let task = self.announcing.lock().take();
         if let Some(task) = task {
@@ -322,54 +383,55 @@ impl<T: Transport> Inner<T> {
         }
     }
 
-    async fn announce_segment(self: &Arc<Self>, segment: SegmentId, turn: u64) -> Result<()> {
-        let mut kept: VecDeque<ReplicaPosition> = {
+    async fn announce_segment(self: &Arc<Self>, segment: SegmentId, generation: u64) -> Result<()> {
+        let mut positions: VecDeque<ReplicaPosition> = {
             let inventory = self.inventory.lock().await;
-            let mut kept: Vec<_> = inventory.kept_in(segment).filter(|entry| !entry.announced).collect();
+            let mut entries: Vec<_> =
+                inventory.retained_in(segment).filter(|entry| !entry.announced).collect();
             // The oldest objects are announced first, because the last ones are evicted last.
-            kept.sort_unstable_by_key(|entry| (entry.stored.epoch, entry.stored.number));
-            kept.into_iter().map(|entry| (segment, entry.stored.offset)).collect()
+            entries.sort_unstable_by_key(|entry| (entry.stored.epoch, entry.stored.number));
+            entries.into_iter().map(|entry| (segment, entry.stored.offset)).collect()
         };
-        let (all, begun) = (kept.len(), self.config.clock.now());
-        let mut looking = JoinSet::new();
-        let mut taken = 0;
+        let (all, started) = (positions.len(), self.config.clock.now());
+        let mut checks = JoinSet::new();
+        let mut accepted = 0;
         loop {
-            let stopped = self.announcing_turn.load(Relaxed) != turn || self.usable().is_err();
-            while !stopped && looking.len() < AT_ONCE && !kept.is_empty() {
-                let batch = self.next_batch(&mut kept).await;
-                looking.spawn_blocking(move || check(batch));
+            let stopped = self.announcing_generation.load(Relaxed) != generation || self.usable().is_err();
+            while !stopped && checks.len() < MAX_CONCURRENT_BATCHES && !positions.is_empty() {
+                let batch = self.next_batch(&mut positions).await;
+                checks.spawn_blocking(move || verify_checksums(batch));
             }
-            let Some(looked) = looking.join_next().await else { break };
-            let (same, other) = looked.map_err(joined)?;
-            if !other.is_empty() {
-                tracing::warn!(%segment, objects = other.len(), "objects of before are not what they were: dropped");
+            let Some(checked) = checks.join_next().await else { break };
+            let (unchanged, changed) = checked.map_err(join_error)?;
+            if !changed.is_empty() {
+                tracing::warn!(%segment, objects = changed.len(), "objects of before are not what they were: dropped");
             }
             let mut inventory = self.inventory.lock().await;
-            other.into_iter().for_each(|position| inventory.went(position));
+            changed.into_iter().for_each(|position| inventory.remove_retained(position));
             drop(inventory);
             if !stopped {
-                taken += self.announce_batch(same).await?;
+                accepted += self.announce_batch(unchanged).await?;
             }
         }
-        if self.announcing_turn.load(Relaxed) != turn {
+        if self.announcing_generation.load(Relaxed) != generation {
             return Ok(());
         }
-        let took = self.config.clock.now().since(begun);
-        tracing::info!(%segment, objects = taken, of = all, ?took, "objects of before are served again");
+        let took = self.config.clock.now().since(started);
+        tracing::info!(%segment, objects = accepted, of = all, ?took, "objects of before are served again");
         self.deadline()
             .bound("giving space back", self.master.call(ReleaseKept { client: self.id, segment }))
             .await
     }
 
-    async fn next_batch(&self, kept: &mut VecDeque<ReplicaPosition>) -> Vec<(Entry, Option<Slice<T>>)> {
+    async fn next_batch(&self, positions: &mut VecDeque<ReplicaPosition>) -> Vec<(Entry, Option<Slice<T>>)> {
         let inventory = self.inventory.lock().await;
-        let mut batch = Vec::with_capacity(BATCH.min(kept.len()));
+        let mut batch = Vec::with_capacity(BATCH.min(positions.len()));
         let mut bytes = 0;
         while bytes < BATCH_BYTES
             && batch.len() < BATCH
-            && let Some(position) = kept.pop_front()
+            && let Some(position) = positions.pop_front()
         {
-            let Some(entry) = inventory.kept.get(&position) else { continue };
+            let Some(entry) = inventory.retained.get(&position) else { continue };
             bytes += entry.stored.len;
             batch.push((entry.clone(), self.bytes_of(&entry.stored)));
         }
@@ -378,40 +440,45 @@ impl<T: Transport> Inner<T> {
 
     /// Announces objects. Returns the number of objects that the master accepted.
     async fn announce_batch(&self, batch: Vec<Entry>) -> Result<usize> {
-        let (expired, kept): (Vec<_>, Vec<_>) = batch.into_iter().partition(|entry| entry.expired);
-        let (timed, kept): (Vec<_>, Vec<_>) = kept.into_iter().partition(|entry| entry.lifetime.is_some());
-        let mut taken = 0;
-        let batches = [(expired, Announced::Expired), (timed, Announced::Timed), (kept, Announced::Kept)];
+        let (expired, others): (Vec<_>, Vec<_>) = batch.into_iter().partition(|entry| entry.expired);
+        let (timed, untimed): (Vec<_>, Vec<_>) =
+            others.into_iter().partition(|entry| entry.lifetime.is_some());
+        let mut accepted = 0;
+        let batches = [
+            (expired, AnnouncementKind::Expired),
+            (timed, AnnouncementKind::Timed),
+            (untimed, AnnouncementKind::Untimed),
+        ];
         for (batch, kind) in batches {
             if !batch.is_empty() {
-                taken += self.announce_as(batch, kind).await?;
+                accepted += self.announce_as(batch, kind).await?;
             }
         }
-        Ok(taken)
+        Ok(accepted)
     }
 
-    async fn announce_as(&self, batch: Vec<Entry>, kind: Announced) -> Result<usize> {
+    async fn announce_as(&self, batch: Vec<Entry>, kind: AnnouncementKind) -> Result<usize> {
         let now = self.config.clock.now();
-        let tell = |entry: Entry| {
-            let left = u64::try_from(entry.pinned.since(now).as_millis()).unwrap_or(u64::MAX);
-            StoredReplica { soft_pin_ms: left, ..entry.stored }
+        let with_remaining_pin = |entry: Entry| {
+            let remaining_ms = u64::try_from(entry.pinned.since(now).as_millis()).unwrap_or(u64::MAX);
+            StoredReplica { soft_pin_ms: remaining_ms, ..entry.stored }
         };
         let lifetime = |(index, entry): (usize, &Entry)| {
             Some(ItemLifetime { index: index as u64, lifetime: entry.lifetime? })
         };
         let lifetimes: Vec<_> = batch.iter().enumerate().filter_map(lifetime).collect();
-        let batch: Vec<_> = batch.into_iter().map(tell).collect();
+        let batch: Vec<_> = batch.into_iter().map(with_remaining_pin).collect();
         // The lock is held during the request, so that reports of the master about these objects
         // are applied afterwards.
         let mut inventory = self.inventory.lock().await;
         inventory.offer(&batch);
         let (client, stored) = (self.id, Cow::Borrowed(&batch[..]));
-        let asked = async {
+        let request = async {
             match kind {
-                Announced::Expired => {
+                AnnouncementKind::Expired => {
                     self.master.call_each(AnnounceExpired { client, stored }, batch.len()).await
                 }
-                Announced::Timed => {
+                AnnouncementKind::Timed => {
                     let lifetimes = Cow::Borrowed(&lifetimes[..]);
                     let call = AnnounceTimed { client, stored, lifetimes };
                     match self.master.call_each(call, batch.len()).await {
@@ -420,47 +487,47 @@ impl<T: Transport> Inner<T> {
                         outcome => outcome,
                     }
                 }
-                Announced::Kept => {
+                AnnouncementKind::Untimed => {
                     self.master.call_each(AnnounceReplicas { client, stored }, batch.len()).await
                 }
             }
         };
-        let announced = self.deadline().bound("announcing", asked).await?;
-        let mut taken = 0;
+        let announced = self.deadline().bound("announcing", request).await?;
+        let mut accepted = 0;
         for (stored, outcome) in batch.iter().zip(announced) {
             let position = (stored.segment, stored.offset);
             match outcome {
                 Ok(()) => {
-                    taken += 1;
-                    if let Some(kept) = inventory.kept.get_mut(&position) {
-                        kept.announced = true;
+                    accepted += 1;
+                    if let Some(entry) = inventory.retained.get_mut(&position) {
+                        entry.announced = true;
                     }
                 }
                 Err(error) => {
-                    tracing::debug!(key = shown(&stored.key), "not taken: {error}");
-                    inventory.went(position);
+                    tracing::debug!(key = display_key(&stored.key), "not taken: {error}");
+                    inventory.remove_retained(position);
                 }
             }
         }
-        inventory.fresh += taken;
-        Ok(taken)
+        inventory.newly_accepted += accepted;
+        Ok(accepted)
     }
 }
 
 /// Kind of announced objects.
 #[derive(Clone, Copy)]
-enum Announced {
+enum AnnouncementKind {
     /// Objects that the master listed when this client expired.
     Expired,
     /// Objects of an earlier master that end by themselves.
     Timed,
     /// Other objects of an earlier master.
-    Kept,
+    Untimed,
 }
 
 /// Returns the space that an object takes.
 fn extent(entry: &Entry) -> Option<Extent> {
-    let len = entry.stored.len.checked_next_multiple_of(GRAIN)?;
+    let len = entry.stored.len.checked_next_multiple_of(SPACE_GRANULARITY)?;
     Some(Extent { offset: entry.stored.offset, len })
 }
 
@@ -491,27 +558,29 @@ fn sums_until<T: Transport>(
 
 /// Compares checksums. Returns the objects that are unchanged, and the positions of the others. An
 /// expired object without a checksum counts as unchanged.
-fn check<T: Transport>(batch: Vec<(Entry, Option<Slice<T>>)>) -> (Vec<Entry>, Vec<ReplicaPosition>) {
-    let (mut same, mut other) = (Vec::with_capacity(batch.len()), Vec::new());
+fn verify_checksums<T: Transport>(
+    batch: Vec<(Entry, Option<Slice<T>>)>,
+) -> (Vec<Entry>, Vec<ReplicaPosition>) {
+    let (mut unchanged, mut changed) = (Vec::with_capacity(batch.len()), Vec::new());
     for (entry, slice) in batch {
-        let is_same = match (slice, entry.sum) {
+        let is_unchanged = match (slice, entry.sum) {
             (Some(slice), Some(sum)) => sum_of(&slice) == Some(sum),
             (Some(_), None) => entry.expired,
             (None, _) => false,
         };
-        if is_same {
-            same.push(entry);
+        if is_unchanged {
+            unchanged.push(entry);
         } else {
-            other.push((entry.stored.segment, entry.stored.offset));
+            changed.push((entry.stored.segment, entry.stored.offset));
         }
     }
-    (same, other)
+    (unchanged, changed)
 }
 
 async fn blocking<R: Send + 'static>(work: impl FnOnce() -> R + Send + 'static) -> Result<R> {
-    tokio::task::spawn_blocking(work).await.map_err(joined)
+    tokio::task::spawn_blocking(work).await.map_err(join_error)
 }
 
-fn joined(error: tokio::task::JoinError) -> Error {
+fn join_error(error: tokio::task::JoinError) -> Error {
     Error::new(ErrorCode::InternalError, format!("summing up failed: {error}"))
 }

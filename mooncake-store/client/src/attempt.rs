@@ -11,7 +11,7 @@ use crate::state::Inner;
 
 /// Age after which a grant is neither ended nor revoked on a master that does not fence writes.
 /// After 30 s another client may write the key, and the call would end that write.
-pub(crate) const OURS_FOR: Duration = Duration::from_secs(25);
+pub(crate) const UNFENCED_GRANT_LIFETIME: Duration = Duration::from_secs(25);
 
 /// Pause between two attempts to revoke a grant while the master does not respond.
 pub(crate) const REVOKE_PAUSE: Duration = Duration::from_millis(500);
@@ -21,18 +21,19 @@ pub(crate) const REVOKE_PAUSE: Duration = Duration::from_millis(500);
 pub(crate) struct Attempt {
     pub(crate) mode: WriteMode,
     pub(crate) number: u64,
-    pub(crate) asked: Moment,
+    pub(crate) requested_at: Moment,
 }
 
 impl Attempt {
     pub(crate) fn new<T: Transport>(client: &Inner<T>, mode: WriteMode) -> Self {
         let number = client.rng.lock().next_u64().max(1);
-        Self { mode, number, asked: client.config.clock.now() }
+        Self { mode, number, requested_at: client.config.clock.now() }
     }
 
     /// Returns whether the master cannot confuse this write with a later one.
-    pub(crate) fn is_ours<T: Transport>(&self, client: &Inner<T>) -> bool {
-        client.master.fences_writes() || client.config.clock.now().since(self.asked) <= OURS_FOR
+    pub(crate) fn is_unambiguous<T: Transport>(&self, client: &Inner<T>) -> bool {
+        client.master.fences_writes()
+            || client.config.clock.now().since(self.requested_at) <= UNFENCED_GRANT_LIFETIME
     }
 
     /// Returns space to the master. Returns whether the master confirmed it.
@@ -42,7 +43,7 @@ impl Attempt {
         keys: &[&[u8]],
         deadline: &Deadline,
     ) -> bool {
-        if !self.is_ours(client) {
+        if !self.is_unambiguous(client) {
             return false;
         }
         let call = client.master.put_revoke(client.caller(self.number), self.mode, keys, ReplicaType::All);
@@ -57,7 +58,7 @@ impl Attempt {
 
     /// Tells the master that no files are written for these keys.
     pub(crate) async fn refuse_files<T: Transport>(&self, client: &Inner<T>, keys: &[&[u8]]) {
-        if !self.is_ours(client) {
+        if !self.is_unambiguous(client) {
             return;
         }
         let caller = client.caller(self.number);
@@ -69,9 +70,15 @@ impl Attempt {
 
     /// Repeats [`Attempt::revoke`] until the master confirms it, the client closes, or the grant is
     /// too old.
-    pub(crate) async fn revoke_until_heard<T: Transport>(&self, client: &Inner<T>, keys: &[&[u8]]) -> bool {
+    pub(crate) async fn revoke_until_confirmed<T: Transport>(
+        &self,
+        client: &Inner<T>,
+        keys: &[&[u8]],
+    ) -> bool {
         while !self.revoke(client, keys, &client.deadline()).await {
-            if client.usable().is_err() || client.config.clock.now().since(self.asked) > OURS_FOR {
+            if client.usable().is_err()
+                || client.config.clock.now().since(self.requested_at) > UNFENCED_GRANT_LIFETIME
+            {
                 return false;
             }
             tokio::time::sleep(REVOKE_PAUSE).await;

@@ -12,7 +12,7 @@ use mooncake_transport::region::Local;
 use mooncake_transport::{Sink, Slice, SliceMut, Source, Transport};
 
 /// Bytes copied before the task yields to others: about 60 microseconds.
-pub(crate) const COPIED_AT_ONCE: usize = 1 << 20;
+pub(crate) const COPY_CHUNK: usize = 1 << 20;
 
 /// Bytes that one write sends. Clones share the bytes, so that several replicas are written from
 /// one copy.
@@ -48,11 +48,11 @@ unsafe impl<T: Transport> Source<T> for Outgoing<T> {
             Self::Slice(slice) => slice.local(),
             Self::Plain(bytes) => <Bytes as Source<T>>::local(bytes),
             Self::Staged(part) => {
-                let whole = part.buffer.local();
+                let local = part.buffer.local();
                 // SAFETY: `start <= end <= len` of the buffer.
-                let ptr = unsafe { whole.span.ptr.add(part.range.start) };
-                let span = MemorySpan { ptr, len: part.range.len(), ..whole.span };
-                Local { registration: whole.registration, span }
+                let ptr = unsafe { local.span.ptr.add(part.range.start) };
+                let span = MemorySpan { ptr, len: part.range.len(), ..local.span };
+                Local { registration: local.registration, span }
             }
         }
     }
@@ -100,8 +100,8 @@ impl<T: Transport> Incoming<T> {
 
     /// Copies the value to the target. Yields to other tasks between parts of a long value.
     pub(crate) async fn copy_from(&mut self, value: &[u8]) -> Result<()> {
-        for (part, bytes) in value.chunks(COPIED_AT_ONCE).enumerate() {
-            let at = part * COPIED_AT_ONCE;
+        for (part, bytes) in value.chunks(COPY_CHUNK).enumerate() {
+            let at = part * COPY_CHUNK;
             if at > 0 {
                 tokio::task::yield_now().await;
             }
@@ -129,9 +129,9 @@ impl<T: Transport> Incoming<T> {
     }
 }
 
-fn fill(place: &mut [u8], at: usize, bytes: &[u8]) -> Result<()> {
-    let room = place.get_mut(at..at + bytes.len());
-    room.ok_or_else(|| Error::internal("value is longer than its buffer"))?.copy_from_slice(bytes);
+fn fill(target: &mut [u8], at: usize, bytes: &[u8]) -> Result<()> {
+    let range = target.get_mut(at..at + bytes.len());
+    range.ok_or_else(|| Error::internal("value is longer than its buffer"))?.copy_from_slice(bytes);
     Ok(())
 }
 
@@ -143,8 +143,8 @@ unsafe impl<T: Transport> Source<T> for Incoming<T> {
             Self::Buffer(buffer) => buffer.local(),
             Self::Heap(bytes) => <Vec<u8> as Source<T>>::local(bytes),
             Self::Into(front) => {
-                let whole = front.slice.local();
-                Local { span: MemorySpan { len: front.len, ..whole.span }, ..whole }
+                let local = front.slice.local();
+                Local { span: MemorySpan { len: front.len, ..local.span }, ..local }
             }
         }
     }

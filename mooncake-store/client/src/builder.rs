@@ -1,7 +1,8 @@
 //! Construction of a client, and its entry into the cluster.
 
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicU64, AtomicUsize};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -14,21 +15,24 @@ use mooncake_core::memory::{HostMemory, HostMemoryOptions};
 use mooncake_core::meta::MemoryMetadata;
 use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
 use mooncake_metadata::{DirectoryOptions, open_etcd};
+use mooncake_transport::bind_address::bind_address;
 use mooncake_transport::engine::{Engine, EngineBuilder, HandshakePort, LocalCopies};
 use mooncake_transport::net::HostPort;
+use mooncake_transport::private_files::FileMode;
 use mooncake_transport::{Directory, LoopbackNet, Transport};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 use crate::cache::HotCache;
-use crate::config::{ClientConfig, OffloadConfig, RPC_ONLY, SegmentFile};
+use crate::config::{ClientConfig, OffloadConfig, PrefetchConfig, RPC_ONLY, SegmentFile};
 use crate::deadline::Deadline;
-use crate::disk::Files;
-use crate::lasting::Opened;
+use crate::disk::{Files, Prefetches};
 use crate::metrics::Metrics;
 use crate::names;
 use crate::peers::Unreachable;
+use crate::persistent_segment::PersistentSegment;
+use crate::read_numbers::ReadNumbers;
 use crate::staging::Staging;
 use crate::state::{Client, Inner};
 use crate::version;
@@ -94,8 +98,8 @@ impl MasterHandle {
         let mut clusters = CLUSTERS.lock();
         clusters.retain(|(_, cluster)| cluster.strong_count() > 0);
         // A cluster keeps its master alive, so no other master has the same address.
-        if let Some(known) = clusters.iter().find_map(|(at, c)| c.upgrade().filter(|_| *at == address)) {
-            return Self(Kind::Embedded(known));
+        if let Some(cluster) = clusters.iter().find_map(|(at, c)| c.upgrade().filter(|_| *at == address)) {
+            return Self(Kind::Embedded(cluster));
         }
         let clock = master.clock().clone();
         let cluster = Arc::new(Embedded {
@@ -129,6 +133,16 @@ impl From<String> for MasterHandle {
 impl<M: EmbeddedMaster> From<Arc<M>> for MasterHandle {
     fn from(master: Arc<M>) -> Self {
         Self::embedded(master)
+    }
+}
+
+impl std::fmt::Display for MasterHandle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.0 {
+            Kind::Remote(address) => write!(f, "the master at {address}"),
+            Kind::Embedded(_) => f.write_str("the master in this process"),
+            Kind::Custom(master) => write!(f, "the master of {master:?}"),
+        }
     }
 }
 
@@ -172,7 +186,8 @@ type Connecting<T> = BoxFuture<'static, Result<Client<T>>>;
 #[derive(Debug)]
 pub struct Setting<'a> {
     config: &'a ClientConfig,
-    near: Option<LoopbackNet>,
+    loopback: Option<LoopbackNet>,
+    bound: Option<IpAddr>,
 }
 
 /// Built-in transports: those that the caller chose, or those that the configuration names.
@@ -183,14 +198,14 @@ impl TransportSource for BuiltIn {
     type Transport = TransportSet;
 
     fn open(self, setting: &Setting<'_>) -> Result<Arc<TransportSet>> {
-        let options = match (self.0, setting.config.protocol.as_str(), &setting.near) {
+        let options = match (self.0, setting.config.protocol.as_str(), &setting.loopback) {
             (Some(options), _, _) => options,
             (None, "" | "loopback", Some(net)) => TransportOptions::in_process(net.clone()),
             (None, RPC_ONLY, _) => TransportOptions::in_process(LoopbackNet::new()),
-            (None, protocol, _) => TransportOptions::named(protocol)?,
+            (None, protocol, _) => TransportOptions::for_protocol(protocol)?,
         };
         let options = if setting.config.share_memory { options } else { options.without_shared_memory() };
-        options.open(&Handle::current(), &setting.config.clock).map(Arc::new)
+        options.bound_to(setting.bound).open(&Handle::current(), &setting.config.clock).map(Arc::new)
     }
 
     /// Is not generic, so that this crate compiles the tasks of a client once for all programs.
@@ -201,9 +216,9 @@ impl TransportSource for BuiltIn {
 
 /// Transport that the caller supplies.
 #[derive(Debug)]
-pub struct Given<T>(Arc<T>);
+pub struct SuppliedTransport<T>(Arc<T>);
 
-impl<T: Transport> TransportSource for Given<T> {
+impl<T: Transport> TransportSource for SuppliedTransport<T> {
     type Transport = T;
 
     fn open(self, _: &Setting<'_>) -> Result<Arc<T>> {
@@ -213,9 +228,9 @@ impl<T: Transport> TransportSource for Given<T> {
 
 /// Engine that the caller supplies, with its transport.
 #[derive(Debug)]
-pub struct Shared<T: Transport>(Engine<T>);
+pub struct SuppliedEngine<T: Transport>(Engine<T>);
 
-impl<T: Transport> TransportSource for Shared<T> {
+impl<T: Transport> TransportSource for SuppliedEngine<T> {
     type Transport = T;
 
     fn open(self, _: &Setting<'_>) -> Result<Arc<T>> {
@@ -259,17 +274,17 @@ impl ClientBuilder {
 
     /// Uses a transport of the caller instead of the built-in ones. The transport must take
     /// deadlines as times of the clock of the client.
-    pub fn transport<T: Transport>(self, transport: Arc<T>) -> ClientBuilder<Given<T>> {
+    pub fn transport<T: Transport>(self, transport: Arc<T>) -> ClientBuilder<SuppliedTransport<T>> {
         let Self { config, master, directory, clock, source: _ } = self;
-        ClientBuilder { config, master, directory, clock, source: Given(transport) }
+        ClientBuilder { config, master, directory, clock, source: SuppliedTransport(transport) }
     }
 
     /// Uses an engine of the caller with its registered memory, ports, directory and clock. The
     /// client leaves the engine open when it closes.
-    pub fn engine<T: Transport>(self, engine: Engine<T>) -> ClientBuilder<Shared<T>> {
+    pub fn engine<T: Transport>(self, engine: Engine<T>) -> ClientBuilder<SuppliedEngine<T>> {
         let Self { config, master, source: _, .. } = self;
         let (directory, clock) = (Some(engine.directory().clone()), Some(engine.clock().clone()));
-        ClientBuilder { config, master, directory, clock, source: Shared(engine) }
+        ClientBuilder { config, master, directory, clock, source: SuppliedEngine(engine) }
     }
 }
 
@@ -325,6 +340,12 @@ impl<S: TransportSource> ClientBuilder<S> {
     /// Sets [`ClientConfig::advertise`].
     pub fn advertise(mut self, address: IpAddr) -> Self {
         self.config.advertise = Some(address);
+        self
+    }
+
+    /// Sets [`ClientConfig::bind_address`].
+    pub fn bind_address(mut self, address: impl Into<String>) -> Self {
+        self.config.bind_address = address.into();
         self
     }
 
@@ -394,6 +415,24 @@ impl<S: TransportSource> ClientBuilder<S> {
         self
     }
 
+    /// Sets [`ClientConfig::prefetch`].
+    pub fn prefetch(mut self, config: PrefetchConfig) -> Self {
+        self.config.prefetch = config;
+        self
+    }
+
+    /// Sets [`ClientConfig::fs_roots`].
+    pub fn fs_roots(mut self, roots: impl IntoIterator<Item = impl Into<PathBuf>>) -> Self {
+        self.config.fs_roots = roots.into_iter().map(Into::into).collect();
+        self
+    }
+
+    /// Sets [`ClientConfig::file_mode`].
+    pub fn file_mode(mut self, mode: FileMode) -> Self {
+        self.config.file_mode = mode;
+        self
+    }
+
     /// Sets [`ClientConfig::share_memory`].
     pub fn share_memory(mut self, yes: bool) -> Self {
         self.config.share_memory = yes;
@@ -418,9 +457,9 @@ impl<S: TransportSource> ClientBuilder<S> {
         self
     }
 
-    /// Sets [`ClientConfig::room_patience`].
-    pub fn room_patience(mut self, patience: Duration) -> Self {
-        self.config.room_patience = patience;
+    /// Sets [`ClientConfig::space_timeout`].
+    pub fn space_timeout(mut self, timeout: Duration) -> Self {
+        self.config.space_timeout = timeout;
         self
     }
 
@@ -464,23 +503,22 @@ impl<S: TransportSource> ClientBuilder<S> {
         if config.is_rpc_only() {
             config.hot_cache.bytes = 0;
         }
-        config.check_memory(0, config.segment.saturating_add(config.local_buffer))?;
+        config.check_setup_memory()?;
         let deadline = Deadline::after(&config.clock, config.connect_timeout);
         let metrics = config.metrics.then(|| Arc::new(Metrics::new(config.clock.clone())));
         let master_client = master.client(&config, metrics.as_deref())?;
-        find(&master_client, &deadline).await.map_err(|error| error.context(format!("{master:?}")))?;
+        find_or_fail(&master_client, &deadline, &master).await?;
 
-        let files = shared_files(&master_client, &deadline).await;
+        let files = shared_files(&master_client, &config, &deadline).await;
 
         let mut rng = Rng::from_os();
         // The file is mapped before other memory can occupy the earlier address of the segment.
-        let lasting = take_file(&config, ClientId(Uuid::new(rng.next_u64(), rng.next_u64()))).await?;
-        let between = embedded.is_none() || !matches!(config.protocol.as_str(), "" | "loopback");
-        let (name, reserved) = names::choose(&config, between, &mut rng)?;
-        let near = embedded.as_ref().map(|cluster| cluster.net.clone());
+        let persistent =
+            open_segment_file(&config, ClientId(Uuid::new(rng.next_u64(), rng.next_u64()))).await?;
+        let crosses_processes = embedded.is_none() || !matches!(config.protocol.as_str(), "" | "loopback");
+        let (name, reserved) = names::choose(&config, crosses_processes, &mut rng)?;
+        let loopback = embedded.as_ref().map(|cluster| cluster.net.clone());
         let shared = source.engine();
-        let transport = source.open(&Setting { config: &config, near })?;
-        let protocol = transport.protocol().as_str().to_owned();
         let directory = match (directory, &embedded) {
             (Some(directory), _) => directory,
             // Nothing is published, and no peer is looked up.
@@ -489,6 +527,10 @@ impl<S: TransportSource> ClientBuilder<S> {
             (None, None) => mooncake_metadata::connect(&config.metadata, &config.directory)?,
         };
         let p2p = directory.is_p2p();
+        let published = published_host(&config, &name, p2p);
+        let bound = bind_address(&config.bind_address, published.as_deref())?;
+        let transport = source.open(&Setting { config: &config, loopback, bound })?;
+        let protocol = transport.protocol().as_str().to_owned();
         let keeps_engine = shared.is_some();
         if p2p
             && embedded.is_none()
@@ -504,24 +546,31 @@ impl<S: TransportSource> ClientBuilder<S> {
                 engine
             }
             None => {
-                let engine = Engine::builder(transport).name(&name).directory(directory.clone());
+                let engine = Engine::builder(transport).name(&name).directory(directory);
                 let with_port = (embedded.is_none() || p2p) && !config.is_rpc_only();
-                deadline.bound("starting the engine", start(engine, &config, with_port)).await?
+                deadline.bound("starting the engine", start(engine, &config, with_port, bound)).await?
             }
         };
         let staging = match usize::try_from(config.local_buffer) {
             Ok(len) if len > 0 => {
-                let memory = HostMemory::with(len, &config.memory).map_err(|e| e.context("local buffer"))?;
+                let memory = config.memory.clone();
+                let memory = tokio::task::spawn_blocking(move || HostMemory::with(len, &memory)).await;
+                let memory = memory.map_err(|error| {
+                    Error::internal(format!("allocating the local buffer failed: {error}"))
+                })?;
+                let memory = memory.map_err(|error| error.context("local buffer"))?;
                 Some(Staging::new(engine.register_local(Arc::new(memory))?)?)
             }
             _ => None,
         };
         let cache = HotCache::new(config.hot_cache, &config.memory, &engine, rng.next_u64())?;
+        let prefetches = Prefetches::new(config.prefetch, config.clock.clone(), rng.next_u64());
         let client = Client {
             inner: Arc::new(Inner {
-                id: lasting
-                    .as_ref()
-                    .map_or_else(|| ClientId(Uuid::new(rng.next_u64(), rng.next_u64())), Opened::client),
+                id: persistent.as_ref().map_or_else(
+                    || ClientId(Uuid::new(rng.next_u64(), rng.next_u64())),
+                    PersistentSegment::client,
+                ),
                 endpoint: engine.name().to_owned(),
                 name,
                 protocol,
@@ -531,26 +580,29 @@ impl<S: TransportSource> ClientBuilder<S> {
                 inventory: tokio::sync::Mutex::default(),
                 promises: Default::default(),
                 announcing: Mutex::default(),
-                announcing_turn: AtomicU64::new(0),
+                announcing_generation: AtomicU64::new(0),
                 announcing_stopped: Default::default(),
-                mounting: tokio::sync::Mutex::default(),
-                working: tokio::sync::Semaphore::new(crate::tasks::AT_ONCE),
+                mounting: Default::default(),
+                task_permits: tokio::sync::Semaphore::new(crate::tasks::MAX_RUNNING),
                 disk: Default::default(),
                 files,
                 staging,
                 cache,
                 engine,
                 keeps_engine,
-                directory,
                 unreachable: Unreachable::new(config.clock.clone(), config.peer_cooldown),
-                owners: Default::default(),
+                disk_owners: Default::default(),
+                prefetches: Arc::new(prefetches),
                 metrics,
+                read_numbers: ReadNumbers::new(&mut rng),
                 rng: Mutex::new(rng),
-                turn: AtomicUsize::new(0),
+                has_stored: AtomicBool::new(false),
+                next_replica: AtomicUsize::new(0),
                 runtime,
                 closed: watch::Sender::new(false),
-                heart: Mutex::default(),
+                heartbeat_task: Mutex::default(),
                 _reserved: reserved,
+                bound,
                 config,
             }),
         };
@@ -558,8 +610,8 @@ impl<S: TransportSource> ClientBuilder<S> {
             client.inner.runtime.spawn(keep_ticking(cluster, client.inner.closed.subscribe()));
         }
         client.start_summaries();
-        match lasting {
-            Some(opened) => drop(client.mount_lasting(opened).await?),
+        match persistent {
+            Some(segment) => drop(client.mount_persistent(segment).await?),
             None if client.inner.config.segment > 0 => {
                 client.segments().mount(client.inner.config.segment).await?;
             }
@@ -571,12 +623,16 @@ impl<S: TransportSource> ClientBuilder<S> {
 }
 
 /// Returns the directory of the files that all clients share, or `None` if the master names none.
-async fn shared_files(master: &MasterClient, deadline: &Deadline) -> Option<Arc<Files>> {
+async fn shared_files(
+    master: &MasterClient,
+    config: &ClientConfig,
+    deadline: &Deadline,
+) -> Option<Arc<Files>> {
     if !cfg!(feature = "disk") {
         return None;
     }
     match deadline.bound("where files lie", master.call(GetStorageConfig {})).await {
-        Ok(storage) => Files::new(storage),
+        Ok(storage) => Files::new(storage, config),
         Err(error) => {
             tracing::debug!("the master does not say where files lie: {error}");
             None
@@ -585,27 +641,39 @@ async fn shared_files(master: &MasterClient, deadline: &Deadline) -> Option<Arc<
 }
 
 /// Opens the file of the segment, if one is configured.
-async fn take_file(config: &ClientConfig, client: ClientId) -> Result<Option<Opened>> {
-    let Some(wanted) = config.segment_file.clone() else { return Ok(None) };
-    let len =
-        usize::try_from(config.segment).map_err(|_| Error::invalid("a segment beyond all addresses"))?;
-    let node = config.memory.numa_node;
-    let taken = tokio::task::spawn_blocking(move || Opened::take(&wanted, len, node, client)).await;
-    taken.map_err(|error| Error::internal(format!("taking the segment's file failed: {error}")))?.map(Some)
+async fn open_segment_file(config: &ClientConfig, client: ClientId) -> Result<Option<PersistentSegment>> {
+    let Some(settings) = config.segment_file.clone() else { return Ok(None) };
+    let config = config.clone();
+    let opened =
+        tokio::task::spawn_blocking(move || PersistentSegment::open(&settings, &config, client)).await;
+    opened.map_err(|error| Error::internal(format!("taking the segment's file failed: {error}")))?.map(Some)
+}
+
+/// Returns the settings of the handshake port.
+fn handshake(config: &ClientConfig) -> HandshakePort {
+    let mut port = config.handshake.clone();
+    port.host = config.advertise.map(|ip| ip.to_string()).or(port.host);
+    port
+}
+
+/// Returns the host at which other nodes reach a client, unless it is detected.
+fn published_host(config: &ClientConfig, name: &str, p2p: bool) -> Option<String> {
+    handshake(config).configured_host(name, p2p)
 }
 
 async fn start<T: Transport>(
     mut engine: EngineBuilder<T>,
     config: &ClientConfig,
     with_port: bool,
+    bound: Option<IpAddr>,
 ) -> Result<Engine<T>> {
     engine = engine.clock(config.clock.clone()).expect_mount();
     if !config.copy_in_process {
         engine = engine.local_copies(LocalCopies::Never);
     }
     if with_port {
-        let mut port = config.handshake.clone();
-        port.host = config.advertise.map(|ip| ip.to_string()).or(port.host);
+        let mut port = handshake(config);
+        port.bind = port.bind.or(bound);
         engine = engine.handshake(port);
     }
     engine.start().await
@@ -671,10 +739,26 @@ async fn resolve_own(name: &str, deadline: &Deadline) -> Result<()> {
     )))
 }
 
-/// Waits until a master of a supported version responds. The master may still be starting.
-async fn find(master: &MasterClient, deadline: &Deadline) -> Result<()> {
-    let mut last = None;
+/// Waits until a master of a supported version responds. The master may still be starting. A
+/// directory of masters that cannot be reached is reported early.
+async fn find_or_fail(client: &MasterClient, deadline: &Deadline, master: &MasterHandle) -> Result<()> {
+    let found = tokio::select! {
+        found = find(client, deadline, master) => found,
+        error = client.unreachable_directory() => Err(error),
+    };
+    found.map_err(|error| error.context(format!("cannot connect to {master}")))
+}
+
+async fn find(master: &MasterClient, deadline: &Deadline, at: &MasterHandle) -> Result<()> {
+    let mut last: Option<Error> = None;
+    let early = deadline.portion(1, 6);
+    let mut is_reported = false;
     while !deadline.is_over() {
+        if let Some(error) = last.as_ref().filter(|_| !is_reported && deadline.has_passed(early)) {
+            let seconds = deadline.left().as_secs();
+            tracing::warn!("cannot connect to {at} yet: {error}; waiting for {seconds} s more");
+            is_reported = true;
+        }
         match deadline.bound("the master's version", master.version()).await {
             Ok(version) => return version::check(&version),
             Err(error) if speaks_http(&error) && !is_planted("patient-with-http") => {
@@ -691,7 +775,13 @@ async fn find(master: &MasterClient, deadline: &Deadline) -> Result<()> {
         }
         tokio::time::sleep(RETRY.min(deadline.left())).await;
     }
-    Err(last.unwrap_or_else(|| Error::from(ErrorCode::RpcTimeout)))
+    Err(match last {
+        Some(error) if error.code() != ErrorCode::RpcTimeout => error,
+        _ => Error::new(
+            ErrorCode::RpcTimeout,
+            "it did not respond in time; give the host and the RPC port of a running mooncake_master",
+        ),
+    })
 }
 
 /// Calls the tick function of an embedded master, which has no thread of its own.

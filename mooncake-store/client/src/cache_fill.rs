@@ -9,13 +9,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::cache::{CachedValue, HotCache};
-use crate::errors::shown;
+use crate::errors::display_key;
 use crate::get;
 use crate::state::Inner;
 
 impl<T: Transport> Inner<T> {
     /// Returns the cached bytes of the value that a response of the master describes.
-    pub(crate) fn kept(&self, key: &[u8], list: &ReplicaList) -> Option<Bytes> {
+    pub(crate) fn cached_value(&self, key: &[u8], list: &ReplicaList) -> Option<Bytes> {
         self.cache.as_ref()?.find(key, list)
     }
 
@@ -34,14 +34,14 @@ impl<T: Transport> Inner<T> {
     }
 
     /// Returns whether bytes from an endpoint need a transport, as far as the host name shows.
-    pub(crate) fn is_afar(&self, endpoint: &str) -> bool {
+    pub(crate) fn needs_transport(&self, endpoint: &str) -> bool {
         let shared = cfg!(feature = "transport-shm") && self.config.share_memory;
         endpoint != self.endpoint && !(shared && self.is_near(endpoint))
     }
 
     /// Counts a value that was read over a transport. Fetches the value into the cache if it is
-    /// read often. `named` is a replica of the value.
-    pub(crate) fn came(self: &Arc<Self>, key: &[u8], len: u64, named: ReplicaId) {
+    /// read often. `replica` is a replica of the value.
+    pub(crate) fn record_remote_read(self: &Arc<Self>, key: &[u8], len: u64, replica: ReplicaId) {
         let Some(cache) = &self.cache else { return };
         if len > cache.config.longest.min(cache.config.bytes) {
             return;
@@ -51,17 +51,17 @@ impl<T: Transport> Inner<T> {
             return;
         }
         // A key above the limit of concurrent fetches is skipped. Its next read tries again.
-        let Ok(turn) = cache.coming.clone().try_acquire_owned() else { return };
+        let Ok(permit) = cache.fetch_permits.clone().try_acquire_owned() else { return };
         if !table.begin(key) {
             return;
         }
         let (client, key): (_, Box<[u8]>) = (self.clone(), key.into());
         self.runtime.spawn(async move {
-            let _turn = turn;
+            let _permit = permit;
             let Some(cache) = &client.cache else { return };
-            let fetched = fetch(&client, cache, &key, named).await;
+            let fetched = fetch(&client, cache, &key, replica).await;
             let entry = fetched.unwrap_or_else(|error| {
-                tracing::debug!(key = %shown(&key), "it is not kept: {error}");
+                tracing::debug!(key = %display_key(&key), "it is not kept: {error}");
                 None
             });
             if cache.table.lock().end(&key, entry) {
@@ -77,21 +77,21 @@ async fn fetch<T: Transport>(
     client: &Arc<Inner<T>>,
     cache: &HotCache<T>,
     key: &[u8],
-    named: ReplicaId,
+    replica: ReplicaId,
 ) -> Result<Option<CachedValue>> {
     client.usable()?;
     let deadline = client.deadline();
-    let asked = client.asked();
-    let (keys, named) = ([key], [named]);
-    let call = client.master.locate_again(&client.config.tenant, &keys, &named);
-    let Some(answer) = deadline.bound("replica list", call).await?.pop() else { return Ok(None) };
-    let mut list = answer?;
+    let stamp = client.request_stamp();
+    let (keys, replicas) = ([key], [replica]);
+    let call = client.master.locate_again(&client.config.tenant, &keys, &replicas);
+    let Some(response) = deadline.bound("replica list", call).await?.pop() else { return Ok(None) };
+    let mut list = response?;
     list.replicas.retain(|replica| replica.status == ReplicaStatus::Complete);
     let len = list.replicas.iter().find_map(|replica| replica.location.memory()).map_or(0, |at| at.size);
     if len == 0 || len > cache.config.longest {
         return Ok(None);
     }
-    let Some(room) = usize::try_from(len).ok().and_then(|len| cache.room(len)) else { return Ok(None) };
-    let read = get::read_to(client, key, list.clone(), asked, room, &deadline).await?;
+    let Some(buffer) = usize::try_from(len).ok().and_then(|len| cache.allocate(len)) else { return Ok(None) };
+    let read = get::read_to(client, key, list.clone(), stamp, buffer, &deadline).await?;
     Ok(read.map(|bytes| CachedValue { bytes, replicas: list.replicas, checksum: list.checksum }))
 }

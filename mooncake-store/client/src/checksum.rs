@@ -40,19 +40,19 @@ impl Sum {
     fn chunks(
         &mut self,
         len: usize,
-        most: usize,
+        max_chunk: usize,
         copy: impl Fn(usize, &mut [u8]) -> Result<()>,
     ) -> Result<()> {
-        let (mut short, mut long) = ([0; CHUNK], Vec::new());
-        let chunk = if most.min(len) > CHUNK {
-            long.resize(most.min(len), 0);
-            &mut long[..]
+        let (mut stack, mut heap) = ([0; CHUNK], Vec::new());
+        let chunk = if max_chunk.min(len) > CHUNK {
+            heap.resize(max_chunk.min(len), 0);
+            &mut heap[..]
         } else {
-            &mut short[..]
+            &mut stack[..]
         };
         for at in (0..len).step_by(chunk.len()) {
-            let most = chunk.len();
-            let part = &mut chunk[..most.min(len - at)];
+            let chunk_len = chunk.len();
+            let part = &mut chunk[..chunk_len.min(len - at)];
             copy(at, part)?;
             self.0.update(part);
         }
@@ -69,18 +69,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn agrees_with_the_existing_system() {
-        let of = |bytes: &[u8]| {
+    fn agrees_with_mooncake_cpp() {
+        let checksum_of = |bytes: &[u8]| {
             let mut sum = Sum::new();
             sum.bytes(bytes);
             sum.value()
         };
         // Recorded from a client of Mooncake C++ 0.3.13.post1.
-        assert_eq!(of(b"123456789"), 0x6c40_df5f_0b49_7347);
+        assert_eq!(checksum_of(b"123456789"), 0x6c40_df5f_0b49_7347);
         let long: Vec<u8> = (0..=255).cycle().take(64 * 256).collect();
-        assert_eq!(of(&long), 0xc760_9420_94ba_30c1);
+        assert_eq!(checksum_of(&long), 0xc760_9420_94ba_30c1);
         let mut parts = Sum::new();
         long.chunks(1000).for_each(|part| parts.bytes(part));
-        assert_eq!(parts.value(), of(&long));
+        assert_eq!(parts.value(), checksum_of(&long));
     }
 }

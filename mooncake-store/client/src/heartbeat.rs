@@ -21,20 +21,20 @@ const FAILURES_BEFORE_RECONNECT: u32 = 3;
 /// reconnect within three seconds.
 const MAX_BACKOFF: Duration = Duration::from_secs(1);
 /// Pause between two attempts after a change of leader. A new leader may not respond yet.
-const HURRY: Duration = Duration::from_millis(20);
+const QUICK_PAUSE: Duration = Duration::from_millis(20);
 /// Number of attempts with the short pause.
-const HURRIED: u32 = 50;
+const QUICK_ATTEMPTS: u32 = 50;
 
 /// Longest time that a client waits before it announces objects, regardless of the master's
 /// request.
-const LONGEST_WAIT: Duration = Duration::from_secs(10);
+const MAX_ANNOUNCE_DELAY: Duration = Duration::from_secs(10);
 
 /// Runs until the client is closed or dropped.
 pub(crate) async fn run<T: Transport>(client: Weak<Inner<T>>, mut closed: watch::Receiver<bool>) {
-    let mut beat = Beat::default();
+    let mut state = HeartbeatState::default();
     loop {
         let Some(strong) = client.upgrade() else { return };
-        let pause = jittered(beat.pause(strong.config.ping_interval), &mut strong.rng.lock());
+        let pause = jittered(state.pause(strong.config.ping_interval), &mut strong.rng.lock());
         let master = strong.master.clone();
         // The task holds no reference while it sleeps, so that the client can be dropped.
         drop(strong);
@@ -43,34 +43,35 @@ pub(crate) async fn run<T: Transport>(client: Weak<Inner<T>>, mut closed: watch:
             _ = closed.wait_for(|closed| *closed) => return,
             () = tokio::time::sleep(pause) => {}
             // A new leader knows nothing of this client before it receives a ping.
-            () = master.another_leads(beat.asked.as_deref()) => beat.hurry = HURRIED,
+            () = master.another_leads(state.pinged_leader.as_deref()) => state.quick_attempts = QUICK_ATTEMPTS,
         }
         let Some(strong) = client.upgrade() else { return };
+        strong.disk_owners.close_departed();
         tokio::select! {
             _ = closed.wait_for(|closed| *closed) => return,
-            () = beat.once(&strong) => {}
+            () = state.send_ping(&strong) => {}
         }
     }
 }
 
 /// State of the heartbeat after the last pings.
 #[derive(Debug, Default)]
-struct Beat {
+struct HeartbeatState {
     /// Number of consecutive failed pings.
     failures: u32,
     /// Leader that received the last ping, if there are several masters.
-    asked: Option<Arc<str>>,
+    pinged_leader: Option<Arc<str>>,
     /// Number of further attempts that are made with the short pause.
-    hurry: u32,
+    quick_attempts: u32,
 }
 
-impl Beat {
+impl HeartbeatState {
     /// Returns the pause before the next ping. Without failures it is the interval. After the first
     /// failures it is shorter, because a restarted master is back soon. Once the connection counts
     /// as lost, each failure makes it longer.
     fn pause(&self, interval: Duration) -> Duration {
-        if self.failures > 0 && self.hurry > 0 {
-            return HURRY;
+        if self.failures > 0 && self.quick_attempts > 0 {
+            return QUICK_PAUSE;
         }
         if (1..FAILURES_BEFORE_RECONNECT).contains(&self.failures) {
             return interval / 4;
@@ -79,15 +80,15 @@ impl Beat {
         interval.saturating_mul(1 << doublings).min(MAX_BACKOFF.max(interval))
     }
 
-    async fn once<T: Transport>(&mut self, client: &Arc<Inner<T>>) {
-        self.asked = client.master.leader();
-        self.hurry = self.hurry.saturating_sub(1);
-        match self.ask(client).await {
+    async fn send_ping<T: Transport>(&mut self, client: &Arc<Inner<T>>) {
+        self.pinged_leader = client.master.leader();
+        self.quick_attempts = self.quick_attempts.saturating_sub(1);
+        match self.ping(client).await {
             Ok(()) => {
                 if self.failures >= FAILURES_BEFORE_RECONNECT {
                     tracing::info!(client = %client.id, "the master is back");
                 }
-                (self.failures, self.hurry) = (0, 0);
+                (self.failures, self.quick_attempts) = (0, 0);
             }
             Err(error) => {
                 self.failures = self.failures.saturating_add(1);
@@ -100,7 +101,7 @@ impl Beat {
         }
     }
 
-    async fn ask<T: Transport>(&self, client: &Arc<Inner<T>>) -> Result<()> {
+    async fn ping<T: Transport>(&self, client: &Arc<Inner<T>>) -> Result<()> {
         let limit = client.config.timeout;
         let deadline = Deadline::after(&client.config.clock, limit);
         if self.failures >= FAILURES_BEFORE_RECONNECT {
@@ -109,6 +110,9 @@ impl Beat {
             version::check(&version)?;
         }
         let reply = deadline.bound("ping", client.master.ping(client.id)).await?;
+        if let Some(metrics) = &client.metrics {
+            metrics.record_heartbeat(!reply.need_remount);
+        }
         if reply.need_remount {
             // The master may be another one. The version numbers of some masters are unique only
             // during the life of that master.
@@ -123,7 +127,7 @@ impl Beat {
         // client counts as alive.
         match client.take_inventory(&deadline).await {
             Ok(false) => {}
-            Ok(true) => client.mount_anew(&deadline).await?,
+            Ok(true) => client.unmount_and_remount(&deadline).await?,
             Err(error) => tracing::debug!(client = %client.id, "no inventory: {error}"),
         }
         // The master has received the ping of this client. A timeout of the remaining requests does
@@ -148,15 +152,19 @@ impl<T: Transport> Inner<T> {
     pub(crate) async fn exchange_promise(&self, deadline: &Deadline) -> Result<()> {
         let longest = self.promises.lock().longest(self.config.clock.now());
         let promise_ms = u64::try_from(longest.as_millis()).unwrap_or(u64::MAX);
-        let asked = self.master.call(ExchangePromise { client: self.id, promise_ms });
-        match deadline.bound("telling of earlier leases", asked).await {
+        let call = self.master.call(ExchangePromise { client: self.id, promise_ms });
+        match deadline.bound("telling of earlier leases", call).await {
             Ok(Welcome { promise_ms, announce_after_ms }) => {
                 let mut promises = self.promises.lock();
                 promises.learn(Duration::from_millis(promise_ms), self.config.clock.now());
-                promises.announce_after = Duration::from_millis(announce_after_ms).min(LONGEST_WAIT);
+                promises.announce_after = Duration::from_millis(announce_after_ms).min(MAX_ANNOUNCE_DELAY);
+                promises.is_exchanged = true;
             }
             Err(error)
-                if error.code() == ErrorCode::NotSupported || error.kind() == ErrorKind::VersionMismatch => {}
+                if error.code() == ErrorCode::NotSupported || error.kind() == ErrorKind::VersionMismatch =>
+            {
+                self.promises.lock().is_exchanged = false;
+            }
             Err(error) => return Err(error),
         }
         Ok(())
@@ -167,19 +175,19 @@ impl<T: Transport> Inner<T> {
 mod tests {
     use super::*;
 
-    fn failed(failures: u32) -> Beat {
-        Beat { failures, ..Beat::default() }
+    fn failed(failures: u32) -> HeartbeatState {
+        HeartbeatState { failures, ..HeartbeatState::default() }
     }
 
     #[test]
-    fn pauses_are_short_at_first_grow_after_the_third_failure_and_stop_growing() {
-        let often = Duration::from_millis(250);
-        let pauses: Vec<u128> = (0..8).map(|n| failed(n).pause(often).as_millis()).collect();
+    fn pause_grows_after_third_failure() {
+        let interval = Duration::from_millis(250);
+        let pauses: Vec<u128> = (0..8).map(|n| failed(n).pause(interval).as_millis()).collect();
         assert_eq!(pauses, [250, 62, 62, 250, 500, 1000, 1000, 1000]);
         assert_eq!(failed(u32::MAX).pause(Duration::from_secs(60)).as_secs(), 60);
-        let mut hurried = Beat { hurry: 1, ..failed(5) };
-        assert_eq!(hurried.pause(often), HURRY);
-        hurried.hurry = 0;
-        assert_eq!(hurried.pause(often), MAX_BACKOFF);
+        let mut quick = HeartbeatState { quick_attempts: 1, ..failed(5) };
+        assert_eq!(quick.pause(interval), QUICK_PAUSE);
+        quick.quick_attempts = 0;
+        assert_eq!(quick.pause(interval), MAX_BACKOFF);
     }
 }

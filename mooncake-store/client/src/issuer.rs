@@ -14,7 +14,7 @@ pub(crate) enum Issuer {
 
 /// Time before a request for addresses, and the look-ups that the engine had made by then.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Asked {
+pub(crate) struct RequestStamp {
     pub(crate) at: Moment,
-    pub(crate) known: LookUps,
+    pub(crate) look_ups: LookUps,
 }

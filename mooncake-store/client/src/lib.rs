@@ -7,19 +7,20 @@
 //! |---|---|
 //! | processes on one host | `local` |
 //! | construction and end of a client | `builder`, `lifecycle`, `pages`, `scrape`, `setup`, `status`, `summary` |
-//! | background work | `heartbeat`, `remount`, `announce`, `lasting`, `mount`, `tasks` |
+//! | background work | `heartbeat`, `remount`, `announce`, `persistent_segment`, `mount`, `tasks` |
 //! | public operations | `objects`, `ranges`, `sessions` |
-//! | reads and writes | `get`, `located`, `cache_fill`, `put`, `send`, `writing`, `retry_on_full` |
+//! | reads and writes | `get`, `located`, `cache_fill`, `put`, `send`, `writing`, `retry_on_full`, `refusals`, `read_numbers`, `read_reports` |
 //! | objects on disks | `offload` |
 //! | helpers on the shared state | `attempt`, `counting`, `handles` |
 //! | shared state | `state` |
 //! | parts of the shared state | `cache`, `disk`, `inventory`, `mounted`, `promise`, `peers`, `staging`, `metrics` |
-//! | values and settings | `config`, `payload`, `put_options`, `replicas`, `buffers`, `checksum`, `deadline`, `errors`, `issuer`, `names`, `overcommit`, `version` |
+//! | values and settings | `config`, `payload`, `put_options`, `exist_options`, `replicas`, `buffers`, `checksum`, `deadline`, `errors`, `issuer`, `names`, `openapi`, `overcommit`, `version` |
 
 #![deny(unsafe_code)]
 
 mod announce;
 mod attempt;
+mod batch_parts;
 #[allow(unsafe_code)]
 mod buffers;
 mod builder;
@@ -31,12 +32,12 @@ mod counting;
 mod deadline;
 mod disk;
 mod errors;
+mod exist_options;
 mod get;
 mod handles;
 mod heartbeat;
 mod inventory;
 mod issuer;
-mod lasting;
 mod lifecycle;
 #[cfg(feature = "local")]
 pub mod local;
@@ -47,15 +48,21 @@ mod mounted;
 mod names;
 mod objects;
 mod offload;
+#[cfg(feature = "http")]
+mod openapi;
 mod overcommit;
 #[cfg(feature = "http")]
 mod pages;
 mod payload;
 mod peers;
+mod persistent_segment;
 mod promise;
 mod put;
 mod put_options;
 mod ranges;
+mod read_numbers;
+mod read_reports;
+mod refusals;
 mod remount;
 mod replicas;
 mod retry_on_full;
@@ -71,17 +78,19 @@ mod tasks;
 mod version;
 mod writing;
 
-pub use self::builder::{BuiltIn, ClientBuilder, Given, MasterHandle, Setting, TransportSource};
+pub use self::builder::{BuiltIn, ClientBuilder, MasterHandle, Setting, SuppliedTransport, TransportSource};
 pub use self::cache::HotCacheStats;
 pub use self::config::{
-    ClientConfig, ClientEnvironment, DiskFaults, HotCacheConfig, MAX_TIMEOUT, OffloadConfig, RPC_ONLY,
-    SegmentFile,
+    ClientConfig, ClientEnvironment, DiskFaults, HotCacheConfig, MAX_TIMEOUT, OffloadConfig, PrefetchConfig,
+    RPC_ONLY, SegmentFile,
 };
 pub use self::disk::{DiskReport, FileReport};
+pub use self::exist_options::ExistOptions;
 pub use self::handles::{ClientMemory, ClientRanges, ClientReplicas, ClientSegments, ClientStatus};
 pub use self::located::Located;
-pub use self::metrics::{Begun, Metrics, Operation};
+pub use self::metrics::{Metrics, Operation, StartedCall};
 pub use self::objects::{BatchRead, ReadInto};
+pub use self::offload::Prefetch;
 #[cfg(feature = "http")]
 pub use self::pages::ClientPages;
 pub use self::payload::{AsPayload, Payload, PutOutcome};
@@ -98,5 +107,7 @@ pub mod programs {
     pub use super::builder::locate_master;
     pub use super::cache::{CacheTable, CachedValue};
     pub use super::config::host_id;
+    #[cfg(feature = "http")]
+    pub use super::openapi::openapi_document;
     pub use super::version::check as check_version;
 }

@@ -21,10 +21,10 @@ impl<T: Transport> Client<T> {
     /// master notices its absence later.
     pub async fn close(&self) -> Result<()> {
         self.inner.closed.send_replace(true);
-        let heart = self.inner.heart.lock().take();
-        if let Some(heart) = heart {
+        let heartbeat_task = self.inner.heartbeat_task.lock().take();
+        if let Some(heartbeat_task) = heartbeat_task {
             // The task stops by itself. Waiting for it prevents a mount of what is unmounted here.
-            let _ = heart.await;
+            let _ = heartbeat_task.await;
         }
         self.inner.stop_announcing().await;
         let deadline = self.inner.deadline();
@@ -63,10 +63,10 @@ impl<T: Transport> Client<T> {
     }
 
     pub(crate) fn start_heartbeat(&self) {
-        let mut heart = self.inner.heart.lock();
-        if heart.is_none() && !*self.inner.closed.borrow() {
-            let beat = heartbeat::run(Arc::downgrade(&self.inner), self.inner.closed.subscribe());
-            *heart = Some(self.inner.runtime.spawn(beat));
+        let mut heartbeat_task = self.inner.heartbeat_task.lock();
+        if heartbeat_task.is_none() && !*self.inner.closed.borrow() {
+            let heartbeat = heartbeat::run(Arc::downgrade(&self.inner), self.inner.closed.subscribe());
+            *heartbeat_task = Some(self.inner.runtime.spawn(heartbeat));
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Metrics of a client, counted without locks and allocations.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use mooncake_core::clock::{Moment, SharedClock};
@@ -83,12 +83,12 @@ impl Operation {
 
 tokio::task_local! {
     /// Call that the task executes. Calls inside it are counted as this call.
-    pub(crate) static CALLED: Begun;
+    pub(crate) static CURRENT_CALL: StartedCall;
 }
 
 /// Call that consists of other calls, and its start time.
 #[derive(Clone, Copy, Debug)]
-pub struct Begun(pub(crate) Operation, pub(crate) Option<Moment>);
+pub struct StartedCall(pub(crate) Operation, pub(crate) Option<Moment>);
 
 /// Counters of one operation.
 #[derive(Debug, Default)]
@@ -133,23 +133,41 @@ impl Objects {
 #[derive(Debug)]
 pub struct Metrics {
     pub(crate) clock: SharedClock,
-    pub(crate) began: Moment,
+    pub(crate) started: Moment,
     pub(crate) calls: Arc<CallMeter>,
     pub(crate) read: Objects,
     pub(crate) written: Objects,
     pub(crate) operations: Box<[OperationCounts]>,
+    /// Time of the last response to a heartbeat in milliseconds since 1970; 0 for none.
+    heartbeat_ms: AtomicU64,
+    /// True if the master knew the client at that time.
+    is_known: AtomicBool,
 }
 
 impl Metrics {
     pub(crate) fn new(clock: SharedClock) -> Self {
         Self {
-            began: clock.now(),
+            started: clock.now(),
             calls: Arc::new(CallMeter::new(clock.clone())),
             read: Objects::default(),
             written: Objects::default(),
             operations: Operation::ALL.iter().map(|_| OperationCounts::default()).collect(),
+            heartbeat_ms: AtomicU64::new(0),
+            is_known: AtomicBool::new(false),
             clock,
         }
+    }
+
+    /// Records a response of the master to a heartbeat, and whether the master knows the client.
+    pub(crate) fn record_heartbeat(&self, is_known: bool) {
+        self.heartbeat_ms.store(self.clock.wall_ms(), Relaxed);
+        self.is_known.store(is_known, Relaxed);
+    }
+
+    /// Returns whether the master knew the client at the last heartbeat, and the time of that in
+    /// seconds since 1970; 0 for none.
+    pub(crate) fn heartbeat(&self) -> (bool, u64) {
+        (self.is_known.load(Relaxed), self.heartbeat_ms.load(Relaxed) / 1000)
     }
 
     /// Returns the operations that were called at least once.
@@ -166,7 +184,7 @@ impl Metrics {
 
     /// Returns the time since the start of the client.
     pub(crate) fn age(&self) -> Duration {
-        self.clock.now().since(self.began)
+        self.clock.now().since(self.started)
     }
 
     fn objects(&self, direction: Direction) -> &Objects {
@@ -183,11 +201,11 @@ impl Metrics {
 pub(crate) struct Counting<'m> {
     pub(crate) metrics: Option<&'m Metrics>,
     pub(crate) operation: Operation,
-    pub(crate) began: Moment,
+    pub(crate) started: Moment,
     /// Time of the transfers of the call.
-    pub(crate) moving: Duration,
+    pub(crate) transfer_time: Duration,
     pub(crate) bytes: u64,
-    pub(crate) moved: u64,
+    pub(crate) transferred: u64,
     pub(crate) outcomes: [u64; 3],
 }
 
@@ -197,24 +215,24 @@ impl Counting<'_> {
         Self {
             metrics: None,
             operation: Operation::GetBuffer,
-            began: Moment::default(),
-            moving: Duration::ZERO,
+            started: Moment::default(),
+            transfer_time: Duration::ZERO,
             bytes: 0,
-            moved: 0,
+            transferred: 0,
             outcomes: [0; 3],
         }
     }
 
     /// Returns the start time of a transfer.
-    pub(crate) fn moving(&self) -> Moment {
+    pub(crate) fn transfer_start(&self) -> Moment {
         self.metrics.map_or(Moment::default(), |metrics| metrics.clock.now())
     }
 
-    /// Records a transfer that started at `since`.
-    pub(crate) fn moved(&mut self, since: Moment, bytes: u64) {
+    /// Records a transfer that started at `start`.
+    pub(crate) fn record_transfer(&mut self, start: Moment, bytes: u64) {
         if let Some(metrics) = self.metrics {
-            self.moving += metrics.clock.now().since(since);
-            self.moved += bytes;
+            self.transfer_time += metrics.clock.now().since(start);
+            self.transferred += bytes;
         }
     }
 
@@ -261,17 +279,17 @@ impl Counting<'_> {
         let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
         let counts = &metrics.operations[self.operation as usize];
         counts.bytes.fetch_add(self.bytes, Relaxed);
-        counts.latency.note(micros(metrics.clock.now().since(self.began)));
+        counts.latency.note(micros(metrics.clock.now().since(self.started)));
         let objects = metrics.objects(self.operation.direction());
         for (counter, count) in
             [&objects.done, &objects.other, &objects.failed].into_iter().zip(self.outcomes)
         {
             counter.fetch_add(count, Relaxed);
         }
-        if self.moved > 0 {
-            objects.bytes.fetch_add(self.moved, Relaxed);
+        if self.transferred > 0 {
+            objects.bytes.fetch_add(self.transferred, Relaxed);
             let latency = if self.operation.is_single() { &objects.single } else { &objects.batch };
-            latency.note(micros(self.moving));
+            latency.note(micros(self.transfer_time));
         }
     }
 }

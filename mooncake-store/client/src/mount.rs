@@ -12,7 +12,7 @@ use mooncake_transport::{Region, Transport};
 use crate::config;
 use crate::deadline::Deadline;
 use crate::handles::ClientSegments;
-use crate::mounted::{Mounted, drop_region};
+use crate::mounted::{Changing, Mounted, drop_region};
 use crate::state::Inner;
 use mooncake_protocol::message::DrainClient;
 use mooncake_protocol::wire::DrainProgress;
@@ -30,7 +30,7 @@ impl<T: Transport> ClientSegments<'_, T> {
         })?;
         let held = self.client.inner.segments.lock().iter().map(|mounted| mounted.segment.size).sum();
         self.client.inner.config.check_memory(held, bytes)?;
-        let memory = Arc::new(self.client.inner.new_memory(len)?);
+        let memory = Arc::new(self.client.inner.new_memory(len).await?);
         self.mount_any(memory.clone(), Some(memory)).await
     }
 
@@ -83,8 +83,8 @@ impl<T: Transport> ClientSegments<'_, T> {
     /// Returns `NOT_SUPPORTED` or a version mismatch if the master is one of Mooncake C++, and
     /// `SEGMENT_NOT_FOUND` if the client has no segment.
     pub async fn drain(self) -> Result<DrainProgress> {
-        let asked = self.client.inner.master.call(DrainClient { client: self.client.inner.id });
-        self.client.inner.deadline().bound("draining", asked).await
+        let call = self.client.inner.master.call(DrainClient { client: self.client.inner.id });
+        self.client.inner.deadline().bound("draining", call).await
     }
 
     /// Returns the segments that are offered now.
@@ -100,17 +100,27 @@ impl<T: Transport> ClientSegments<'_, T> {
 }
 
 impl<T: Transport> Inner<T> {
-    /// Allocates memory to offer. The memory is shared if a transport can use shared memory.
-    pub(crate) fn new_memory(&self, len: usize) -> Result<HostMemory> {
-        let options = &self.config.memory;
-        if options.shared.is_none() && self.engine.transport().capabilities().shared_memory {
-            let shared = HostMemoryOptions { shared: Some("mooncake-segment".into()), ..options.clone() };
-            match HostMemory::with(len, &shared) {
-                Ok(memory) => return Ok(memory),
-                Err(error) => tracing::debug!(%error, "no shared memory for a segment; private memory it is"),
+    /// Allocates memory to offer, on a blocking thread, because huge pages are allocated at once.
+    /// The memory is shared if a transport can use shared memory.
+    pub(crate) async fn new_memory(&self, len: usize) -> Result<HostMemory> {
+        let options = self.config.memory.clone();
+        let share = options.shared.is_none() && self.engine.transport().capabilities().shared_memory;
+        let allocated = tokio::task::spawn_blocking(move || {
+            if share {
+                let shared = HostMemoryOptions { shared: Some("mooncake-segment".into()), ..options.clone() };
+                match HostMemory::with(len, &shared) {
+                    Ok(memory) => return Ok(memory),
+                    Err(error) => {
+                        tracing::debug!(%error, "no shared memory for a segment; private memory it is");
+                    }
+                }
             }
-        }
-        HostMemory::with(len, options)
+            HostMemory::with(len, &options)
+        });
+        let allocated = allocated.await;
+        allocated
+            .map_err(|error| Error::internal(format!("allocating a segment failed: {error}")))?
+            .map_err(|error| error.context("segment"))
     }
 
     pub(crate) async fn mount(
@@ -120,20 +130,24 @@ impl<T: Transport> Inner<T> {
         deadline: &Deadline,
     ) -> Result<SegmentId> {
         let region = deadline.bound("registering", self.engine.register(memory)).await?;
-        let _changing = self.changing(deadline).await?;
+        let changing = self.changing(deadline).await?;
         self.usable()?;
         let more = !self.segments.lock().is_empty();
         if more && deadline.bound("ping", self.master.ping(self.id)).await?.need_remount {
             // This mount would make a master that forgot this client know it again. The master
             // would then never request the other segments.
-            self.remount_listed(deadline).await?;
+            self.remount_listed(&changing, deadline).await?;
         }
         let segment = self.new_segment(&region);
         if !more {
             self.begin_inventory(deadline).await?;
         }
-        let mounted =
-            Mounted { segment, region, own, new: true, confirmed: false, kept: false, leaving: false };
+        // A master that was restarted since the memory was unmounted knows nothing of its readers.
+        // It places no objects in memory that is mounted again before their leases have ended. A
+        // master of Mooncake C++ ignores that call of a client that it knows.
+        let is_exchanged = self.promises.lock().is_exchanged;
+        let new = !is_exchanged || !self.engine.is_span_retired(region.span());
+        let mounted = Mounted { new, ..Mounted::new(segment, region, own) };
         self.offer_new(mounted, deadline).await
     }
 
@@ -151,6 +165,7 @@ impl<T: Transport> Inner<T> {
             endpoint: self.endpoint.clone(),
             protocol: self.protocol.clone(),
             host_id: config::host_id(&self.name).to_owned(),
+            locality: None,
         }
     }
 
@@ -180,8 +195,16 @@ impl<T: Transport> Inner<T> {
     }
 
     /// Waits until no other change of the segments is under way.
-    pub(crate) async fn changing(&self, deadline: &Deadline) -> Result<tokio::sync::MutexGuard<'_, ()>> {
-        deadline.bound("waiting for another mount", async { Ok(self.mounting.lock().await) }).await
+    pub(crate) async fn changing(&self, deadline: &Deadline) -> Result<Changing> {
+        let locked = async { Ok(Arc::new(self.mounting.clone().lock_owned().await)) };
+        deadline.bound("waiting for another mount", locked).await
+    }
+
+    /// Returns whether this client has segments. A segment that is being moved to other addresses
+    /// is in no list meanwhile.
+    pub(crate) fn has_segments(&self) -> bool {
+        let Ok(_unchanged) = self.mounting.try_lock() else { return true };
+        !self.segments.lock().is_empty() || !self.moving.lock().is_empty()
     }
 
     pub(crate) async fn unmount(&self, id: SegmentId, deadline: &Deadline) -> Result<()> {
@@ -201,7 +224,7 @@ impl<T: Transport> Inner<T> {
             mounted.leaving = true;
         }
         // A master that is restarted meanwhile must not receive these objects.
-        self.inventory.lock().await.forget(id);
+        self.inventory.lock().await.withdraw(id);
         // Closing the client does not wait for this task.
         let client = Arc::downgrade(self);
         self.runtime.spawn(async move {
@@ -218,16 +241,27 @@ impl<T: Transport> Inner<T> {
 
     pub(crate) async fn unmount_listed(&self, id: SegmentId, deadline: &Deadline) -> Result<()> {
         deadline.bound("unmounting", self.master.unmount(self.id, id)).await?;
-        self.inventory.lock().await.forget(id);
+        self.inventory.lock().await.withdraw(id);
         // The region is dropped only now. While the master knows the segment, writers may connect,
         // and completed writes must land.
         drop_region(self.take(id)).await
     }
 
-    /// Removes a segment from the list and returns it.
+    /// Removes a segment from the list and returns it. Peers with a lease or an allocation may use
+    /// its addresses for a while.
     pub(crate) fn take(&self, id: SegmentId) -> Option<Mounted<T>> {
-        let mut segments = self.segments.lock();
-        let at = segments.iter().position(|m| m.segment.id == id)?;
-        Some(segments.remove(at))
+        let mounted = {
+            let mut segments = self.segments.lock();
+            let at = segments.iter().position(|m| m.segment.id == id)?;
+            segments.remove(at)
+        };
+        self.retire_addresses(&mounted);
+        Some(mounted)
+    }
+
+    /// Records that peers may use the addresses of a segment for a while.
+    pub(crate) fn retire_addresses(&self, mounted: &Mounted<T>) {
+        let until = self.config.clock.now().after(self.address_use());
+        self.engine.retire_span(mounted.region.span(), until);
     }
 }

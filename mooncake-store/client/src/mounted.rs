@@ -21,10 +21,14 @@ pub(crate) struct Mounted<T: Transport> {
     /// True if the present master has confirmed the segment.
     pub(crate) confirmed: bool,
     /// True if the segment holds objects of an earlier master that are to be announced.
-    pub(crate) kept: bool,
+    pub(crate) has_retained: bool,
     /// True if the segment is unmounted at the end of its grace period and is no longer offered.
     pub(crate) leaving: bool,
 }
+
+/// Lock of the list of segments. Each part of a change holds a reference, so that a part that
+/// outlives a dropped call keeps the lock.
+pub(crate) type Changing = Arc<tokio::sync::OwnedMutexGuard<()>>;
 
 /// A segment that moves from one address range to another.
 #[derive(Clone, Debug)]
@@ -34,10 +38,15 @@ pub(crate) struct Moving {
     pub(crate) at: usize,
     pub(crate) memory: Arc<HostMemory>,
     /// True if the segment keeps its objects.
-    pub(crate) kept: bool,
+    pub(crate) has_retained: bool,
 }
 
 impl<T: Transport> Mounted<T> {
+    /// Creates a segment that no master knows, without objects.
+    pub(crate) fn new(segment: Segment, region: Region<T>, own: Option<Arc<HostMemory>>) -> Self {
+        Self { segment, region, own, new: true, confirmed: false, has_retained: false, leaving: false }
+    }
+
     /// Returns the identifier of the segment.
     pub(crate) fn id(&self) -> SegmentId {
         self.segment.id

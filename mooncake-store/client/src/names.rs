@@ -71,13 +71,13 @@ mod tests {
     }
 
     #[test]
-    fn a_port_that_is_given_stays_and_a_drawn_one_is_kept() {
+    fn given_port_stays_drawn_is_reserved() {
         let mut rng = Rng::seeded(1);
-        let (name, kept) = choose(&config("node:7", 12300..=14300), true, &mut rng).unwrap();
-        assert_eq!((name.as_str(), kept.is_none()), ("node:7", true));
-        let (name, kept) = choose(&config("node", 12300..=14300), true, &mut rng).unwrap();
+        let (name, socket) = choose(&config("node:7", 12300..=14300), true, &mut rng).unwrap();
+        assert_eq!((name.as_str(), socket.is_none()), ("node:7", true));
+        let (name, socket) = choose(&config("node", 12300..=14300), true, &mut rng).unwrap();
         let (host, port) = host_port::split(&name);
-        assert!(host == "node" && (12300..=14300).contains(&port.unwrap()) && kept.is_some());
+        assert!(host == "node" && (12300..=14300).contains(&port.unwrap()) && socket.is_some());
         let error = choose(&config("node", port.unwrap()..=port.unwrap()), true, &mut rng).unwrap_err();
         assert!(error.to_string().contains("no free port"), "{error}");
     }

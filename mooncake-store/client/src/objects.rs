@@ -7,15 +7,18 @@ use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_transport::{Region, SliceMut, Transport};
 use std::sync::Arc;
 
+use crate::batch_parts::call_by_parts;
 use crate::buffers::Incoming;
-use crate::get::{self, Outcome, Want};
+use crate::exist_options::ExistOptions;
+use crate::get::{self, Destination, ReadOutcome};
 use crate::handles::{ClientMemory, ClientReplicas};
 use crate::metrics::Operation;
 use crate::payload::{AsPayload, Item, Payload, PutOutcome};
 use crate::put;
 use crate::put_options::PutOptions;
 use crate::state::Client;
-use mooncake_protocol::api::WriteMode;
+use mooncake_protocol::api::{ProbePolicy, WriteMode};
+use mooncake_protocol::master_client::ReadNumber;
 
 /// Outcome of a read into memory of the caller, and the memory.
 #[derive(Debug)]
@@ -128,9 +131,9 @@ impl<T: Transport> Client<T> {
     /// The result has the errors of [`get`](Self::get), and `INVALID_PARAMS` if the value is longer
     /// than the memory.
     pub async fn get_into(&self, key: impl AsRef<[u8]>, into: SliceMut<T>) -> ReadInto<T> {
-        let (asked, mut outcomes) =
-            get::read(&self.inner, Operation::GetInto, &[key.as_ref()], vec![Want::Into(into)]).await;
-        read_into(&asked, outcomes.remove(0))
+        let (located, mut outcomes) =
+            get::read(&self.inner, Operation::GetInto, &[key.as_ref()], vec![Destination::Into(into)]).await;
+        read_into(&located, outcomes.remove(0))
     }
 
     /// Returns the values of many keys with one RPC to the master. Each client is read in one
@@ -144,10 +147,10 @@ impl<T: Transport> Client<T> {
 
     /// Reads many values as [`get_into`](Self::get_into) does. Returns every slice, in order.
     pub async fn batch_get_into<K: AsRef<[u8]>>(&self, items: Vec<(K, SliceMut<T>)>) -> BatchRead<T> {
-        let (keys, wants): (Vec<K>, Vec<Want<T>>) =
-            items.into_iter().map(|(key, slice)| (key, Want::Into(slice))).unzip();
+        let (keys, destinations): (Vec<K>, Vec<Destination<T>>) =
+            items.into_iter().map(|(key, slice)| (key, Destination::Into(slice))).unzip();
         let (located, outcomes) =
-            get::read(&self.inner, Operation::BatchGetInto, &slices(&keys), wants).await;
+            get::read(&self.inner, Operation::BatchGetInto, &slices(&keys), destinations).await;
         let reads = outcomes.into_iter().map(|outcome| read_into(&located, outcome)).collect();
         BatchRead { located, reads }
     }
@@ -169,6 +172,61 @@ impl<T: Transport> Client<T> {
         self.exist_all(&slices(keys)).await
     }
 
+    /// Returns whether a key can be read now as [`exist`](Self::exist) does, with these settings.
+    ///
+    /// # Errors
+    /// Returns an error if the master does not respond.
+    pub async fn exist_with(&self, key: impl AsRef<[u8]>, options: &ExistOptions) -> Result<bool> {
+        one(self.batch_exist_with(&[key], options).await?)
+    }
+
+    /// Returns whether many keys can be read as [`batch_exist`](Self::batch_exist) does, with these
+    /// settings. Existence checks succeed although a prefetch fails.
+    ///
+    /// # Errors
+    /// Returns an error if the outcome of every key is unknown.
+    pub async fn batch_exist_with<K: AsRef<[u8]>>(
+        &self,
+        keys: &[K],
+        options: &ExistOptions,
+    ) -> Result<Vec<Result<bool>>> {
+        let keys = slices(keys);
+        let found = self.exist_all(&keys).await?;
+        if options.prefetch_to_memory && self.inner.config.prefetch.on_exist {
+            let readable = keys.iter().zip(&found).filter(|(_, found)| matches!(found, Ok(true)));
+            self.inner.prefetch_later(readable.map(|(key, _)| *key));
+        }
+        Ok(found)
+    }
+
+    /// Returns whether a key can be read now, as [`exist`](Self::exist) does, without a lease.
+    ///
+    /// # Errors
+    /// Those of [`batch_probe`](Self::batch_probe).
+    pub async fn probe(&self, key: impl AsRef<[u8]>) -> Result<bool> {
+        one(self.batch_probe(&[key], ProbePolicy::NONE).await?)
+    }
+
+    /// Returns whether many keys can be read now. Objects get a lease only as the policy says.
+    ///
+    /// # Errors
+    /// Returns an error if the outcome of every key is unknown; `NOT_SUPPORTED` if the master lacks
+    /// the call, as that of Mooncake C++ 0.3.13 does. `INVALID_PARAMS` for each key if the policy
+    /// is unknown, or the number of keys is not a multiple of its group size.
+    pub async fn batch_probe<K: AsRef<[u8]>>(
+        &self,
+        keys: &[K],
+        policy: ProbePolicy,
+    ) -> Result<Vec<Result<bool>>> {
+        let inner = &self.inner;
+        inner.usable()?;
+        let keys = slices(keys);
+        if keys.is_empty() {
+            return Ok(Vec::new());
+        }
+        inner.deadline().bound("probe", inner.master.probe(&inner.config.tenant, &keys, policy)).await
+    }
+
     /// Returns the length of a value in bytes, or `None` if there is no object.
     ///
     /// # Errors
@@ -184,7 +242,10 @@ impl<T: Transport> Client<T> {
         if keys.is_empty() {
             return Ok(Vec::new());
         }
-        inner.deadline().bound("exist", inner.master.exist(&inner.config.tenant, keys)).await
+        call_by_parts(keys, |part| async move {
+            inner.deadline().bound("exist", inner.master.exist(&inner.config.tenant, part)).await
+        })
+        .await
     }
 
     async fn read_anywhere(
@@ -192,12 +253,12 @@ impl<T: Transport> Client<T> {
         operation: Operation,
         keys: &[&[u8]],
     ) -> Result<Vec<Result<Option<Bytes>>>> {
-        let wants = keys.iter().map(|_| Want::Anywhere).collect();
-        let (asked, outcomes) = get::read(&self.inner, operation, keys, wants).await;
-        asked?;
-        let value = |outcome: Outcome<T>| {
+        let destinations = keys.iter().map(|_| Destination::Allocated).collect();
+        let (located, outcomes) = get::read(&self.inner, operation, keys, destinations).await;
+        located?;
+        let value = |outcome: ReadOutcome<T>| {
             let found = outcome.result?;
-            Ok(found.and(outcome.place.and_then(Incoming::into_bytes)))
+            Ok(found.and(outcome.buffer.and_then(Incoming::into_bytes)))
         };
         Ok(outcomes.into_iter().map(value).collect())
     }
@@ -218,20 +279,40 @@ impl<T: Transport> ClientReplicas<'_, T> {
     /// # Errors
     /// Returns an error if the outcome of every key is unknown.
     pub async fn batch_list<K: AsRef<[u8]>>(self, keys: &[K]) -> Result<Vec<Result<Option<ReplicaList>>>> {
+        self.lists(keys, None).await
+    }
+
+    /// Returns the replicas of many keys, for the read of that number.
+    pub(crate) async fn lists<K: AsRef<[u8]>>(
+        self,
+        keys: &[K],
+        number: Option<ReadNumber>,
+    ) -> Result<Vec<Result<Option<ReplicaList>>>> {
         let inner = &self.client.inner;
         inner.usable()?;
         if keys.is_empty() {
             return Ok(Vec::new());
         }
         let keys = slices(keys);
-        let call = inner.master.locate(&inner.config.tenant, &keys);
-        let answers = inner.deadline().bound("replica list", call).await?;
-        let found = |answer| match answer {
+        let results = call_by_parts(&keys, |part| async move {
+            let deadline = inner.deadline();
+            match number {
+                Some(number) => {
+                    deadline.bound("replica list", inner.locate_for_read(part, &[], number)).await
+                }
+                None => {
+                    let call = inner.master.locate(&inner.config.tenant, part);
+                    deadline.bound("replica list", call).await
+                }
+            }
+        })
+        .await?;
+        let found = |result| match result {
             Ok(list) => Ok(Some(list)),
             Err(error) if is_miss(&error) => Ok(None),
             Err(error) => Err(error),
         };
-        Ok(answers.into_iter().map(found).collect())
+        Ok(results.into_iter().map(found).collect())
     }
 
     /// Returns the number of keys from the front that can be read now, with one RPC. For the keys
@@ -294,9 +375,11 @@ impl<T: Transport> Client<T> {
         let inner = &self.inner;
         inner.usable()?;
         let call = inner.master.remove_matching(&inner.config.tenant, pattern, force);
-        let removed = inner.deadline().bound("remove by pattern", call).await;
+        let deadline = inner.deadline();
+        let removed = deadline.bound("remove by pattern", call);
+        let (removed, _) = futures::future::join(removed, inner.report_reads(&deadline)).await;
         inner.forget_all();
-        inner.look_after_files();
+        inner.remove_orphaned_files();
         removed
     }
 
@@ -308,9 +391,11 @@ impl<T: Transport> Client<T> {
         let inner = &self.inner;
         inner.usable()?;
         let call = inner.master.remove_all(&inner.config.tenant, force);
-        let removed = inner.deadline().bound("remove all", call).await;
+        let deadline = inner.deadline();
+        let removed = deadline.bound("remove all", call);
+        let (removed, _) = futures::future::join(removed, inner.report_reads(&deadline)).await;
         inner.forget_all();
-        inner.look_after_files();
+        inner.remove_orphaned_files();
         removed
     }
 
@@ -320,19 +405,24 @@ impl<T: Transport> Client<T> {
         if keys.is_empty() {
             return Ok(Vec::new());
         }
-        let call = inner.master.remove(&inner.config.tenant, keys, force);
-        let answers = inner.deadline().bound("remove", call).await;
+        let results = call_by_parts(keys, |part| async move {
+            let call = inner.master.remove(&inner.config.tenant, part, force);
+            inner.deadline().bound("remove", call).await
+        });
+        // The report frees the space of objects that this client has read.
+        let deadline = inner.deadline();
+        let (results, _) = futures::future::join(results, inner.report_reads(&deadline)).await;
         inner.forget(keys.iter().copied());
-        let answers = answers?;
+        let results = results?;
         inner.forget_files(
-            keys.iter().zip(&answers).filter(|(_, answer)| answer.is_ok()).map(|(key, _)| *key),
+            keys.iter().zip(&results).filter(|(_, result)| result.is_ok()).map(|(key, _)| *key),
         );
-        let removed = |answer: Result<()>| match answer {
+        let removed = |result: Result<()>| match result {
             Ok(()) => Ok(true),
             Err(error) if error.code() == ErrorCode::ObjectNotFound => Ok(false),
             Err(error) => Err(error),
         };
-        Ok(answers.into_iter().map(removed).collect())
+        Ok(results.into_iter().map(removed).collect())
     }
 }
 
@@ -353,7 +443,9 @@ impl<T: Transport> ClientMemory<'_, T> {
     /// Returns `BUFFER_OVERFLOW` if the memory cannot be allocated, and `INVALID_PARAMS` for zero
     /// bytes.
     pub fn alloc(self, len: usize) -> Result<Region<T>> {
-        self.register(Arc::new(HostMemory::with(len, &self.client.inner.config.memory)?))
+        let config = &self.client.inner.config;
+        config.check_allocation(len)?;
+        self.register(Arc::new(HostMemory::with(len, &config.memory)?))
     }
 }
 
@@ -387,17 +479,17 @@ fn slices<K: AsRef<[u8]>>(keys: &[K]) -> Vec<&[u8]> {
 }
 
 /// Returns the result of a batch with one item.
-fn one<A>(mut answers: Vec<Result<A>>) -> Result<A> {
-    answers.pop().unwrap_or_else(|| Err(Error::internal("response without an item")))
+fn one<A>(mut results: Vec<Result<A>>) -> Result<A> {
+    results.pop().unwrap_or_else(|| Err(Error::internal("response without an item")))
 }
 
 fn is_miss(error: &Error) -> bool {
     matches!(error.code(), ErrorCode::ReplicaIsNotReady) || error.kind() == mooncake_core::ErrorKind::NotFound
 }
 
-fn read_into<T: Transport>(located: &Result<()>, outcome: Outcome<T>) -> ReadInto<T> {
-    let Outcome { result, lost: miss, place, slice } = outcome;
-    let into = match (place, slice) {
+fn read_into<T: Transport>(located: &Result<()>, outcome: ReadOutcome<T>) -> ReadInto<T> {
+    let ReadOutcome { result, lost: miss, buffer, slice } = outcome;
+    let into = match (buffer, slice) {
         (Some(Incoming::Into(front)), _) => front.into_slice(),
         (_, Some(slice)) => slice,
         _ => unreachable!("a read gives the slice back that it was given"),

@@ -1,51 +1,127 @@
 //! Available memory of the host and of the control groups of the process.
 
-use std::path::{Path, PathBuf};
+use std::fmt;
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 
 use mooncake_core::fault_injection::is_planted;
-use mooncake_core::memory::HugePages;
+use mooncake_core::memory::{HugePages, MemoryLimit, check_free_memory, memory_limits, numa_node_limit};
 use mooncake_core::{Error, ErrorCode, Result};
 
 use crate::config::ClientConfig;
 
-/// Limit of memory.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Limit {
-    /// Total number of bytes.
-    total: u64,
-    /// Number of bytes that are not in use.
-    free: u64,
-    /// File that states the limit.
-    origin: PathBuf,
+/// Type of tmpfs in `statfs`.
+const TMPFS: i64 = 0x0102_1994;
+
+/// Memory that a client is about to allocate, in bytes.
+#[derive(Clone, Copy, Debug, Default)]
+struct Demand {
+    segment: u64,
+    local_buffer: u64,
+    hot_cache: u64,
+    /// Buffer for the readers of a disk.
+    disk_buffer: u64,
 }
 
-impl ClientConfig {
-    /// Checks that the host and the control groups have enough memory, unless
-    /// [`allow_overcommit`](Self::allow_overcommit) is set. `held` is the number of bytes that this
-    /// client offers already. Their pages may not be allocated yet.
-    ///
-    /// Huge pages are reserved when they are mapped, and a segment file is filled at once, so
-    /// neither needs this check.
-    pub(crate) fn check_memory(&self, held: u64, bytes: u64) -> Result<()> {
-        let reserved = self.segment_file.is_some() || self.memory.huge_pages != HugePages::Off;
-        if self.allow_overcommit || reserved || bytes == 0 || is_planted("overcommit") {
-            return Ok(());
-        }
-        check(&limits(Path::new("/")), held, bytes)
+impl Demand {
+    fn total(self) -> u64 {
+        let parts = [self.segment, self.local_buffer, self.hot_cache, self.disk_buffer];
+        parts.into_iter().fold(0, u64::saturating_add)
     }
 }
 
-fn check(limits: &[Limit], held: u64, bytes: u64) -> Result<()> {
+impl fmt::Display for Demand {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { segment, local_buffer, hot_cache, disk_buffer } = *self;
+        write!(f, "wanted={} segment={segment} local_buffer={local_buffer}", self.total())?;
+        for (name, bytes) in [("hot_cache", hot_cache), ("disk_buffer", disk_buffer)] {
+            if bytes > 0 {
+                write!(f, " {name}={bytes}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl ClientConfig {
+    /// Checks that the host and the control groups have enough memory for a segment, unless
+    /// [`allow_overcommit`](Self::allow_overcommit) is set. `held` is the number of bytes that this
+    /// client offers already. Their pages may not be allocated yet.
+    ///
+    /// Huge pages are allocated when they are mapped, so they need no check.
+    pub(crate) fn check_memory(&self, held: u64, bytes: u64) -> Result<()> {
+        self.check_demand(held, Demand { segment: bytes, ..Demand::default() })
+    }
+
+    /// Checks the memory of a new client as [`check_memory`](Self::check_memory) does: segment,
+    /// local buffer and hot cache. The buffer for the readers of a disk is rarely full, so a lack
+    /// of memory for it is logged as a warning.
+    pub(crate) fn check_setup_memory(&self) -> Result<()> {
+        // A segment file is checked when it is open: its pages may be allocated already.
+        let segment = if self.segment_file.is_some() { 0 } else { self.segment };
+        let (local_buffer, hot_cache) = (self.local_buffer, self.hot_cache.bytes);
+        let demand = Demand { segment, local_buffer, hot_cache, disk_buffer: 0 };
+        self.check_demand(0, demand)?;
+        let Some(disk) = &self.offload else { return Ok(()) };
+        if let Err(error) = self.check_demand(0, Demand { disk_buffer: disk.buffer, ..demand }) {
+            tracing::warn!(
+                "memory for the buffer of the disk may be missing; set MOONCAKE_OFFLOAD_LOCAL_BUFFER_SIZE_BYTES: {error}"
+            );
+        }
+        Ok(())
+    }
+
+    /// Checks the memory of a segment file as [`check_memory`](Self::check_memory) does, if the
+    /// file lies in memory (tmpfs). Allocated pages of the file need no more memory.
+    pub(crate) fn check_file_memory(&self, file: &File, len: u64) -> Result<()> {
+        let in_memory = rustix::fs::fstatfs(file).is_ok_and(|about| about.f_type == TMPFS);
+        let allocated = file.metadata().map_or(0, |about| about.blocks().saturating_mul(512));
+        let missing = len.saturating_sub(allocated);
+        if !in_memory {
+            return Ok(());
+        }
+        self.refuse_beyond_limits(0, Demand { segment: missing, ..Demand::default() })
+    }
+
+    /// Checks the memory of an allocation of the program as [`check_memory`](Self::check_memory)
+    /// does.
+    pub(crate) fn check_allocation(&self, len: usize) -> Result<()> {
+        if self.allow_overcommit || self.memory.huge_pages != HugePages::Off {
+            return Ok(());
+        }
+        check_free_memory(len)
+    }
+
+    fn check_demand(&self, held: u64, demand: Demand) -> Result<()> {
+        if self.memory.huge_pages != HugePages::Off {
+            return Ok(());
+        }
+        self.refuse_beyond_limits(held, demand)
+    }
+
+    fn refuse_beyond_limits(&self, held: u64, demand: Demand) -> Result<()> {
+        if self.allow_overcommit || demand.total() == 0 || is_planted("overcommit") {
+            return Ok(());
+        }
+        let mut limits = memory_limits(Path::new("/"));
+        limits.extend(self.memory.numa_node.and_then(|node| numa_node_limit(Path::new("/"), node)));
+        check(&limits, held, demand)
+    }
+}
+
+fn check(limits: &[MemoryLimit], held: u64, demand: Demand) -> Result<()> {
+    let bytes = demand.total();
     for limit in limits {
         if bytes <= limit.free && held.saturating_add(bytes) <= limit.total {
             continue;
         }
-        let Limit { total, free, origin } = limit;
+        let MemoryLimit { total, free, origin } = limit;
         return Err(Error::new(
             ErrorCode::BufferOverflow,
             format!(
                 "cannot offer memory: the kernel would end the process when the memory is written. \
-                 wanted={bytes} offered={held} \
+                 {demand} offered={held} \
                  free={free} total={total} limit={}; offer less (global_segment_size), \
                  raise the limit, or set allow_overcommit",
                 origin.display()
@@ -55,68 +131,10 @@ fn check(limits: &[Limit], held: u64, bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// Returns the limits that apply to this process. `root` is `/` except in tests. Files that are
-/// missing or unreadable impose no limit.
-fn limits(root: &Path) -> Vec<Limit> {
-    let mut limits = Vec::new();
-    let origin = root.join("proc/meminfo");
-    let text = read(&origin);
-    if let (Some(total), Some(free)) = (meminfo(&text, "MemTotal:"), meminfo(&text, "MemAvailable:")) {
-        limits.push(Limit { total, free, origin });
-    }
-    for line in read(&root.join("proc/self/cgroup")).lines() {
-        // `0::/path` is version 2 of control groups, `4:memory:/path` is version 1.
-        let mut fields = line.splitn(3, ':').skip(1);
-        let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
-        let (mount, files) = match controllers {
-            "" => ("sys/fs/cgroup", ["memory.max", "memory.current", "inactive_file ", "active_file "]),
-            _ if controllers.split(',').any(|name| name == "memory") => (
-                "sys/fs/cgroup/memory",
-                [
-                    "memory.limit_in_bytes",
-                    "memory.usage_in_bytes",
-                    "total_inactive_file ",
-                    "total_active_file ",
-                ],
-            ),
-            _ => continue,
-        };
-        // In a container, the path may be that of the host while the group is mounted as the root.
-        for group in Path::new(path.trim_start_matches('/')).ancestors() {
-            limits.extend(of_group(&root.join(mount).join(group), files));
-        }
-    }
-    limits
-}
-
-/// Returns the limit of one control group, if it has one.
-fn of_group(folder: &Path, [max, current, inactive, active]: [&str; 4]) -> Option<Limit> {
-    let origin = folder.join(max);
-    // The text `max` is not a number and means that there is no limit.
-    let total: u64 = read(&origin).trim().parse().ok()?;
-    let used: u64 = read(&folder.join(current)).trim().parse().unwrap_or(0);
-    // The kernel can reclaim pages of files.
-    let stat = read(&folder.join("memory.stat"));
-    let cached: u64 = [inactive, active]
-        .iter()
-        .filter_map(|name| stat.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok()))
-        .sum();
-    Some(Limit { total, free: total.saturating_sub(used.saturating_sub(cached)), origin })
-}
-
-/// Returns a value of `/proc/meminfo` in bytes.
-fn meminfo(text: &str, name: &str) -> Option<u64> {
-    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
-}
-
-fn read(path: &Path) -> String {
-    std::fs::read_to_string(path).unwrap_or_default()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::{HotCacheConfig, OffloadConfig, SegmentFile};
 
     fn tree(files: &[(&str, &str)]) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
@@ -133,7 +151,8 @@ mod tests {
 
     fn refusal(files: &[(&str, &str)], held: u64, bytes: u64) -> Option<String> {
         let root = tree(files);
-        check(&limits(root.path()), held, bytes).err().map(|error| {
+        let demand = Demand { segment: bytes, ..Demand::default() };
+        check(&memory_limits(root.path()), held, demand).err().map(|error| {
             assert_eq!(error.code(), ErrorCode::BufferOverflow);
             error.to_string()
         })
@@ -180,9 +199,70 @@ mod tests {
         let wanted = 1 << 60;
         let free = ClientConfig { allow_overcommit: true, ..ClientConfig::default() };
         free.check_memory(0, wanted).unwrap();
+        free.check_allocation(1 << 60).unwrap();
         let bound = ClientConfig { allow_overcommit: false, ..free };
         let error = bound.check_memory(0, wanted).unwrap_err().to_string();
         assert!(error.contains("allow_overcommit") && error.contains("cannot offer memory"), "{error}");
         bound.check_memory(0, 4096).unwrap();
+        let error = bound.check_allocation(1 << 60).unwrap_err();
+        assert_eq!(error.code(), ErrorCode::BufferOverflow);
+        bound.check_allocation(4096).unwrap();
+    }
+    #[test]
+    fn a_numa_node_limits_the_memory_that_is_bound_to_it() {
+        let node = "Node 1 MemTotal:       4096 kB\nNode 1 MemFree:        1024 kB\n\
+                    Node 1 Active(file):     16 kB\nNode 1 Inactive(file):  8 kB\n";
+        let root = tree(&[MEMINFO, ("sys/devices/system/node/node1/meminfo", node)]);
+        let limit = numa_node_limit(root.path(), 1).unwrap();
+        assert_eq!((limit.total, limit.free), (4096 << 10, 1048 << 10));
+        assert!(limit.origin.ends_with("node1/meminfo"));
+        assert_eq!(numa_node_limit(root.path(), 7), None);
+    }
+
+    /// Configuration that checks memory.
+    fn checked() -> ClientConfig {
+        ClientConfig {
+            allow_overcommit: false,
+            segment: 1 << 20,
+            local_buffer: 1 << 20,
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn every_part_of_a_client_counts() {
+        checked().check_setup_memory().unwrap();
+        let huge = 1 << 60;
+        let hot_cache = HotCacheConfig { bytes: huge, ..HotCacheConfig::default() };
+        for (config, name) in [
+            (ClientConfig { segment: huge, ..checked() }, "segment=1152921504606846976"),
+            (ClientConfig { local_buffer: huge, ..checked() }, "local_buffer=1152921504606846976"),
+            (ClientConfig { hot_cache, ..checked() }, "hot_cache=1152921504606846976"),
+        ] {
+            let message = config.check_setup_memory().unwrap_err().to_string();
+            assert!(message.contains(name), "{message}");
+            ClientConfig { allow_overcommit: true, ..config }.check_setup_memory().unwrap();
+        }
+        // The local buffer is ordinary memory beside a segment file.
+        let file = Some(SegmentFile::new("/nowhere"));
+        let config = ClientConfig { segment: huge, segment_file: file, ..checked() };
+        config.check_setup_memory().unwrap();
+        ClientConfig { local_buffer: huge, ..config }.check_setup_memory().unwrap_err();
+        // Such a buffer is a warning only.
+        let offload = OffloadConfig { buffer: huge, ..OffloadConfig::new("/nowhere") };
+        ClientConfig { offload: Some(offload), ..checked() }.check_setup_memory().unwrap();
+    }
+
+    #[test]
+    fn pages_of_a_file_in_memory_count_unless_they_are_allocated() {
+        let Ok(file) = tempfile::tempfile_in("/dev/shm") else { return };
+        if !rustix::fs::fstatfs(&file).is_ok_and(|about| about.f_type == TMPFS) {
+            return;
+        }
+        checked().check_file_memory(&file, 1 << 20).unwrap();
+        let message = checked().check_file_memory(&file, 1 << 60).unwrap_err().to_string();
+        assert!(message.contains("segment=1152921504606846976"), "{message}");
+        let config = ClientConfig { allow_overcommit: true, ..checked() };
+        config.check_file_memory(&file, 1 << 60).unwrap();
     }
 }

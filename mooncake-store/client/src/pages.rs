@@ -1,7 +1,7 @@
 //! HTTP endpoints of a client: health and metrics, in the format of Mooncake C++.
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
 use axum::extract::State;
@@ -15,9 +15,11 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::metrics::Metrics;
+use crate::openapi::openapi_document;
 use crate::scrape::ProgramGauge;
 use crate::state::{Client, Inner};
 use mooncake_protocol::http;
+use mooncake_protocol::message::{DISPLAY_VERSION, MASTER_VERSION};
 use prometheus::core::Collector;
 
 /// Gauges that a program adds to the metrics.
@@ -31,8 +33,9 @@ pub struct ClientPages {
 }
 
 impl ClientPages {
-    /// Serves `/health`, `/metrics`, `/metrics/summary` and `/openapi.json` of a client. Port 0
-    /// selects a free port. The server does not keep the client alive.
+    /// Serves `/health`, `/version`, `/metrics`, `/metrics/summary` and `/openapi.json` of a
+    /// client. Port 0 selects a free port. An empty host selects the address at which the client
+    /// listens. The server does not keep the client alive.
     ///
     /// # Errors
     /// Returns `RPC_FAIL` if the port is in use or cannot be bound.
@@ -48,7 +51,12 @@ impl ClientPages {
         port: u16,
         more: Box<More>,
     ) -> Result<Self> {
+        let any = IpAddr::from(Ipv4Addr::UNSPECIFIED);
+        let own = client.bound_address().unwrap_or(any).to_string();
+        let host = if host.is_empty() { own.as_str() } else { host };
         let (listener, at) = http::bind(host, port, "http_port").await?;
+        let config = &client.inner.config;
+        let hosts = config.allowed_hosts.clone().with(&client.inner.name).with(host).with_own_name();
         let subject = Arc::new(Weak(Arc::downgrade(&client.inner)));
         let more: Arc<More> = more.into();
         let collector = Arc::new(client.status().metrics_collector_with({
@@ -56,7 +64,7 @@ impl ClientPages {
             move || more()
         }));
         let about = About { client: subject, collector, more };
-        Ok(Self { pages: http::serve("pages", listener, router(about)), at })
+        Ok(Self { pages: http::serve("pages", listener, router(about), hosts), at })
     }
 
     /// Returns the address of the server.
@@ -117,10 +125,11 @@ struct Description;
 fn router(about: About) -> axum::Router {
     let (router, description) = OpenApiRouter::<About>::with_openapi(Description::openapi())
         .routes(routes!(health))
+        .routes(routes!(version))
         .routes(routes!(metrics))
         .routes(routes!(summary))
         .split_for_parts();
-    let description = description.to_json().unwrap_or_default();
+    let description = openapi_document(&description);
     router
         .route(
             "/openapi.json",
@@ -151,6 +160,23 @@ async fn health(State(about): State<About>) -> Response {
     let status = if health.code == 0 { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     let body = format!(r#"{{"status":"{}","code":{}}}"#, health.status, health.code);
     (status, [(header::CONTENT_TYPE, "application/json")], body).into_response()
+}
+
+/// Version of the client.
+#[derive(ToSchema)]
+#[allow(dead_code, reason = "the body of a response is a constant")]
+struct Version {
+    /// Version of the RPC protocol.
+    version: &'static str,
+    /// Version of the program, for people.
+    display_version: &'static str,
+}
+
+/// Returns the versions of the RPC protocol and of the program.
+#[utoipa::path(get, path = "/version", responses((status = 200, body = Version)))]
+async fn version() -> Response {
+    let body = format!(r#"{{"version":"{MASTER_VERSION}","display_version":"{DISPLAY_VERSION}"}}"#);
+    ([(header::CONTENT_TYPE, "application/json")], body).into_response()
 }
 
 /// Returns the metrics in the text format of Prometheus.

@@ -17,6 +17,8 @@ pub(crate) struct Promises {
     until: Moment,
     /// Delay before objects are announced.
     pub(crate) announce_after: Duration,
+    /// True if the present master knows promises. A master of Mooncake C++ does not.
+    pub(crate) is_exchanged: bool,
 }
 
 impl Promises {

@@ -10,26 +10,33 @@
 use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
+use mooncake_core::fault_injection::is_planted;
 use mooncake_core::ids::ObjectKey;
 use mooncake_core::replica::{Replica, ReplicaLocation, ReplicaType, ReplicateConfig};
 use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
 use mooncake_transport::Transport;
 
 use crate::attempt::{Attempt, REVOKE_PAUSE};
-use crate::deadline::{Deadline, late};
+use crate::deadline::{Deadline, deadline_exceeded};
 use crate::disk::GrantedFile;
-use crate::errors::shown;
+use crate::errors::display_key;
 use crate::metrics::Operation;
 use crate::offload::FilePut;
 use crate::payload::{Item, PutOutcome};
+use crate::refusals::explain;
 use crate::retry_on_full::{RetryOnFull, is_full, too_large};
 use crate::state::{Inner, is_newer};
-use crate::writing::{Grant, Target, Writing};
+use crate::writing::{Grant, ReplicaTarget, Writing};
 use mooncake_protocol::api::{EndItem, PutItem, WriteMode};
 
-/// Maximum number of requests for space if clients that were to hold the object cannot be reached.
+/// Maximum number of attempts that fail at clients that have failed in this put before. The first
+/// failure of a client does not count.
 const ATTEMPTS: usize = 4;
+/// Longest pause before a write that the master has dropped is repeated.
+const MAX_PAUSE: Duration = Duration::from_millis(500);
 
 type Outcomes = Vec<Option<Result<PutOutcome>>>;
 
@@ -52,20 +59,19 @@ pub(crate) async fn write<T: Transport>(
         outcomes[item] = Some(Ok(PutOutcome::Existed));
     }
     let mut retry = RetryOnFull::new(client, &deadline);
-    // Only attempts with failed clients are counted. The wait for free space has a limit of its
-    // own.
-    let (mut attempt, mut asked) = (0, false);
-    while attempt < ATTEMPTS {
+    // The wait for free space has a limit of its own.
+    let (mut failures, mut has_response) = (Failures::default(), false);
+    while failures.counted < ATTEMPTS {
         let pending: Vec<usize> = (0..items.len()).filter(|&i| outcomes[i].is_none()).collect();
         if pending.is_empty() {
             break;
         }
-        tell(client, &deadline).await;
-        let config = placement(client, config, attempt);
+        report_unreachable(client, &deadline).await;
+        let config = placement(client, config, &failures);
         let mut writing = Writing::new(client, mode, &deadline);
         match writing.start(items, &pending, &config, &mut outcomes).await {
             Ok(()) => {}
-            Err(error) if !asked => return Err(error),
+            Err(error) if !has_response => return Err(error),
             Err(error) => {
                 for i in pending {
                     outcomes[i] = Some(Err(error.clone()));
@@ -73,16 +79,19 @@ pub(crate) async fn write<T: Transport>(
                 break;
             }
         }
-        asked = true;
+        has_response = true;
         writing.reach_owners(items, &config).await;
-        let since = counting.moving();
+        let start = counting.transfer_start();
         writing.transfer(items).await;
-        counting.moved(since, writing.landed_bytes(items));
-        writing.finish(items, attempt + 1 == ATTEMPTS, &mut outcomes).await;
-        attempt += usize::from(pending.iter().any(|&i| outcomes[i].is_none()));
+        counting.record_transfer(start, writing.landed_bytes(items));
+        writing.finish(items, &mut failures, &mut outcomes).await;
+        if pending.iter().any(|&i| outcomes[i].is_none()) {
+            failures.end_attempt(client, &deadline).await;
+        }
         let mut full = pending;
         full.retain(|&i| outcomes[i].as_ref().is_some_and(is_full));
-        if !full.is_empty() && attempt < ATTEMPTS && retry.wait(client).await {
+        let puts = full.iter().map(|&i| PutItem { key: items[i].key, len: items[i].value.len() as u64 });
+        if !full.is_empty() && failures.counted < ATTEMPTS && retry.wait(client, mode, &config, puts).await {
             full.into_iter().for_each(|i| outcomes[i] = None);
         }
     }
@@ -94,16 +103,85 @@ pub(crate) async fn write<T: Transport>(
         }
     }
     let lost = || Err(Error::internal("a put without an outcome"));
-    let ended: Vec<_> =
-        outcomes.into_iter().map(|outcome| outcome.unwrap_or_else(lost).map_err(too_large)).collect();
+    let mut ended: Vec<_> = outcomes.into_iter().map(|outcome| outcome.unwrap_or_else(lost)).collect();
+    let keys = || items.iter().map(|item| item.key);
+    retry.name_refusal(keys(), &mut ended);
+    let mut ended: Vec<_> = ended.into_iter().map(|outcome| outcome.map_err(too_large)).collect();
+    explain(client, config, keys(), &mut ended).await;
+    if ended.iter().any(|outcome| matches!(outcome, Ok(PutOutcome::Stored))) {
+        client.has_stored.store(true, Relaxed);
+    }
     ended.iter().zip(items).for_each(|(outcome, item)| counting.written(outcome, item.value.len()));
     counting.end();
     Ok(ended)
 }
 
+/// Failed attempts of one put.
+#[derive(Default)]
+struct Failures {
+    /// Attempts that failed, all of them.
+    attempts: usize,
+    /// Attempts that count towards `ATTEMPTS`.
+    counted: usize,
+    /// Attempts whose writes the master had dropped.
+    dropped: u32,
+    /// Endpoints of the clients that failed in earlier attempts.
+    endpoints: Vec<String>,
+    /// Endpoints of other clients that failed in the present attempt.
+    new_endpoints: Vec<String>,
+    /// True if the present attempt counts.
+    counts: bool,
+    /// True if the master has dropped a write of the present attempt.
+    drops: bool,
+}
+
+impl Failures {
+    /// Returns whether the next attempt that counts is the last one.
+    fn is_last(&self) -> bool {
+        self.counted + 1 == ATTEMPTS
+    }
+
+    /// Returns whether a write that failed at this endpoint may be repeated.
+    fn may_repeat(&self, at: Option<&str>) -> bool {
+        !self.is_last() || at.is_some_and(|at| !self.endpoints.iter().any(|other| other == at))
+    }
+
+    /// Records a write that is to be repeated. `at` is the endpoint of the client that failed.
+    fn record<T: Transport>(&mut self, client: &Inner<T>, at: Option<&str>) {
+        match at {
+            Some(at) if self.endpoints.iter().any(|other| other == at) => {
+                // The master has granted memory of this client twice, so it does not know of the
+                // failure. The client may be alive and refuse the address.
+                client.unreachable.report(at);
+                self.counts = true;
+            }
+            Some(at) if self.new_endpoints.iter().any(|other| other == at) => {}
+            Some(at) => self.new_endpoints.push(at.to_owned()),
+            None => self.counts = true,
+        }
+    }
+
+    /// Ends an attempt after which items are left. Waits for a moment if the master has dropped
+    /// writes more than once.
+    async fn end_attempt<T: Transport>(&mut self, client: &Inner<T>, deadline: &Deadline) {
+        self.attempts += 1;
+        self.counted += usize::from(std::mem::take(&mut self.counts));
+        self.endpoints.append(&mut self.new_endpoints);
+        if !std::mem::take(&mut self.drops) {
+            return;
+        }
+        self.dropped += 1;
+        if self.dropped > 1 {
+            let pause = (Duration::from_millis(5) * (1 << self.dropped.min(8))).min(MAX_PAUSE);
+            tokio::time::sleep(pause.min(deadline.left())).await;
+        }
+        tracing::debug!(client = %client.id, "a write that the master has dropped is repeated");
+    }
+}
+
 /// Reports clients that could not be reached to the master, before space is requested.
-async fn tell<T: Transport>(client: &Inner<T>, deadline: &Deadline) {
-    for endpoint in client.unreachable.take_untold() {
+pub(crate) async fn report_unreachable<T: Transport>(client: &Inner<T>, deadline: &Deadline) {
+    for endpoint in client.unreachable.take_unreported() {
         let call = client.master.report_unreachable(client.id, &endpoint);
         if let Err(error) = deadline.bound("report of an unreachable client", call).await {
             tracing::debug!(%endpoint, "the master was not notified of an unreachable client: {error}");
@@ -118,15 +196,15 @@ fn repeated<T: Transport>(mode: WriteMode, items: &[Item<'_, T>], refused: &Outc
     if items.len() < 2 {
         return Vec::new();
     }
-    let asked: Vec<usize> = (0..items.len()).filter(|&item| refused[item].is_none()).collect();
-    let mut stored = HashMap::with_capacity(asked.len());
-    for &item in &asked {
+    let requested: Vec<usize> = (0..items.len()).filter(|&item| refused[item].is_none()).collect();
+    let mut stored = HashMap::with_capacity(requested.len());
+    for &item in &requested {
         let stored = stored.entry(items[item].key).or_insert(item);
         if mode == WriteMode::Upsert {
             *stored = item;
         }
     }
-    let stored = asked.iter().map(|&item| (item, stored.get(items[item].key).copied().unwrap_or(item)));
+    let stored = requested.iter().map(|&item| (item, stored.get(items[item].key).copied().unwrap_or(item)));
     stored.filter(|(item, stored)| item != stored).collect()
 }
 
@@ -136,7 +214,7 @@ fn refusal<T: Transport>(client: &Inner<T>, item: &Item<'_, T>) -> Option<Error>
         return Some(error.into());
     }
     if item.value.len() == 0 {
-        return Some(Error::invalid("a value must not be empty").context(shown(item.key)));
+        return Some(Error::invalid("a value must not be empty").context(display_key(item.key)));
     }
     if client.staging.is_none() && item.value.staged(client.needs_registration()).is_some() {
         return Some(Error::invalid(
@@ -152,9 +230,9 @@ fn refusal<T: Transport>(client: &Inner<T>, item: &Item<'_, T>) -> Option<Error>
 fn placement<'c, T: Transport>(
     client: &Inner<T>,
     config: &'c ReplicateConfig,
-    attempt: usize,
+    failures: &Failures,
 ) -> Cow<'c, ReplicateConfig> {
-    if attempt == 0 {
+    if failures.attempts == 0 {
         return Cow::Borrowed(config);
     }
     let mut config = config.clone();
@@ -164,26 +242,24 @@ fn placement<'c, T: Transport>(
         config.preferred_segment.clear();
         config.preferred_segments = preferred;
     }
-    if attempt + 1 == ATTEMPTS {
+    if failures.is_last() {
         config.replicas = config.replicas.min(1);
     }
     Cow::Owned(config)
 }
 
 /// Returns the configuration for some of the items, of which there are `all` with these keys. Each
-/// item has a group of its own, and hints are about the first key.
-pub(crate) fn of_some<'c, 'k>(
+/// item has its own items of lists, and hints are about the first key.
+pub(crate) fn config_of_items<'c, 'k>(
     config: &'c ReplicateConfig,
     some: &[usize],
     all: usize,
     key: impl Fn(usize) -> &'k [u8],
 ) -> Cow<'c, ReplicateConfig> {
-    let mut config = match &config.group_ids {
-        Some(groups) if some.len() < all && groups.len() == all => {
-            let group_ids = Some(some.iter().map(|&i| groups[i].clone()).collect());
-            Cow::Owned(ReplicateConfig { group_ids, ..config.clone() })
-        }
-        _ => Cow::Borrowed(config),
+    let mut config = if some.len() < all && config.has_lists() {
+        Cow::Owned(config.of_keys(some.iter().copied(), all))
+    } else {
+        Cow::Borrowed(config)
     };
     let first = some.first().copied().unwrap_or_default();
     if first > 0 && config.hints.is_some() {
@@ -199,14 +275,14 @@ impl<'a, T: Transport> Writing<'a, T> {
             client,
             deadline,
             attempt: Attempt::new(client, mode),
-            asking: Vec::new(),
+            unanswered_keys: Vec::new(),
             grants: Vec::new(),
             targets: Vec::new(),
             endpoints: Vec::new(),
-            known: client.engine.look_ups(),
+            look_ups: client.engine.look_ups(),
             peers: Vec::new(),
-            flights: VecDeque::new(),
-            others: false,
+            submissions: VecDeque::new(),
+            has_other_replicas: false,
         }
     }
 
@@ -219,24 +295,24 @@ impl<'a, T: Transport> Writing<'a, T> {
         config: &ReplicateConfig,
         outcomes: &mut Outcomes,
     ) -> Result<()> {
-        let config = &of_some(config, pending, items.len(), |i| items[i].key);
+        let config = &config_of_items(config, pending, items.len(), |i| items[i].key);
         let item = |&i: &usize| PutItem { key: items[i].key, len: items[i].value.len() as u64 };
-        let asked: Vec<PutItem<'_>> = pending.iter().map(item).collect();
-        let keys = asked.iter().map(|item| item.key);
+        let requested: Vec<PutItem<'_>> = pending.iter().map(item).collect();
+        let keys = requested.iter().map(|item| item.key);
         let mut reserved = self.client.reserve_files(keys, self.deadline).await?.into_iter();
-        self.asking.extend(pending.iter().map(|&i| items[i].key));
-        let answers = self.ask(&asked, config).await?;
-        self.asking.clear();
-        self.grants.reserve(answers.len());
-        self.targets.reserve(answers.len());
-        for (&i, answer) in pending.iter().zip(answers) {
+        self.unanswered_keys.extend(pending.iter().map(|&i| items[i].key));
+        let results = self.request_space(&requested, config).await?;
+        self.unanswered_keys.clear();
+        self.grants.reserve(results.len());
+        self.targets.reserve(results.len());
+        for (&i, result) in pending.iter().zip(results) {
             let file = reserved.next();
-            match answer {
+            match result {
                 Ok(replicas) => self.grant(i, &items[i], &replicas, file),
                 Err(error) if error.code() == ErrorCode::ObjectAlreadyExists => {
                     outcomes[i] = Some(Ok(PutOutcome::Existed));
                 }
-                Err(error) => outcomes[i] = Some(Err(error.context(shown(items[i].key)))),
+                Err(error) => outcomes[i] = Some(Err(error.context(display_key(items[i].key)))),
             }
         }
         Ok(())
@@ -244,7 +320,7 @@ impl<'a, T: Transport> Writing<'a, T> {
 
     /// Sends a request for space. The request is repeated once if the master recognizes
     /// repetitions, so that a lost response does not fail the put.
-    async fn ask(
+    async fn request_space(
         &self,
         items: &[PutItem<'_>],
         config: &ReplicateConfig,
@@ -259,23 +335,24 @@ impl<'a, T: Transport> Writing<'a, T> {
             {
                 self.deadline.bound("put start", call()).await
             }
-            answer => answer,
+            response => response,
         }
     }
 
     fn grant(
         &mut self,
         item: usize,
-        wanted: &Item<'a, T>,
+        object: &Item<'a, T>,
         replicas: &[Replica],
         mut file: Option<GrantedFile>,
     ) {
         let grant = self.grants.len();
         self.grants.push(Grant {
             item,
-            key: wanted.key,
+            key: object.key,
             checksum: None,
             failure: None,
+            failed_at: None,
             late: false,
             settled: false,
             file: None,
@@ -283,18 +360,18 @@ impl<'a, T: Transport> Writing<'a, T> {
         let mut written = false;
         for replica in replicas {
             let Some(at) = replica.location.memory() else {
-                self.others = true;
+                self.has_other_replicas = true;
                 if let ReplicaLocation::Disk { path, .. } = &replica.location {
-                    self.grants[grant].file = Some(self.client.grant_of_file(wanted.key, path, file.take()));
+                    self.grants[grant].file = Some(self.client.file_grant(object.key, path, file.take()));
                 }
                 continue;
             };
-            if at.size != wanted.value.len() as u64 {
-                let text = format!("the master granted {} bytes for {}", at.size, wanted.value.len());
+            if at.size != object.value.len() as u64 {
+                let text = format!("the master granted {} bytes for {}", at.size, object.value.len());
                 return self.grants[grant].fail(Error::internal(text));
             }
             let peer = self.peer(&at.endpoint);
-            self.targets.push(Target { grant, peer, remote: at.address });
+            self.targets.push(ReplicaTarget { grant, peer, remote: at.address });
             written = true;
         }
         if !written {
@@ -307,29 +384,29 @@ impl<'a, T: Transport> Writing<'a, T> {
     /// repeats the grant only if the grant is still valid. A master that does not [fence
     /// writes](mooncake_protocol::master_client::MasterClient::fences_writes) cannot repeat it.
     async fn reach_owners(&mut self, items: &[Item<'a, T>], config: &ReplicateConfig) {
-        let mut reached = self.client.reach_granted(&self.endpoints, self.known, self.deadline).await;
+        let mut reached = self.client.reach_granted(&self.endpoints, self.look_ups, self.deadline).await;
         if reached.iter().any(is_newer) && !self.deadline.is_over() {
-            self.known = self.client.engine.look_ups();
+            self.look_ups = self.client.engine.look_ups();
             if self.client.master.fences_writes() {
                 self.confirm_grants(items, config).await;
             }
-            reached = self.client.reach_granted(&self.endpoints, self.known, self.deadline).await;
+            reached = self.client.reach_granted(&self.endpoints, self.look_ups, self.deadline).await;
         }
         self.peers = reached.into_iter().map(|reached| reached.map_err(|why| why.error().clone())).collect();
     }
 
     /// Requests the same space again, and fails the grants that are no longer valid.
     async fn confirm_grants(&mut self, items: &[Item<'a, T>], config: &ReplicateConfig) {
-        let of: Vec<usize> = self.grants.iter().map(|grant| grant.item).collect();
-        let config = of_some(config, &of, items.len(), |i| items[i].key);
+        let indices: Vec<usize> = self.grants.iter().map(|grant| grant.item).collect();
+        let config = config_of_items(config, &indices, items.len(), |i| items[i].key);
         let item = |&i: &usize| PutItem { key: items[i].key, len: items[i].value.len() as u64 };
-        let asked: Vec<PutItem<'_>> = of.iter().map(item).collect();
-        match self.ask(&asked, &config).await {
-            Ok(answers) => {
-                for (grant, answer) in answers.into_iter().enumerate() {
+        let requested: Vec<PutItem<'_>> = indices.iter().map(item).collect();
+        match self.request_space(&requested, &config).await {
+            Ok(results) => {
+                for (grant, result) in results.into_iter().enumerate() {
                     let targets = self.targets.iter().filter(|target| target.grant == grant);
                     let granted = targets.map(|target| (&*self.endpoints[target.peer], target.remote));
-                    if !answer.is_ok_and(|replicas| are_at(&replicas, granted)) {
+                    if !result.is_ok_and(|replicas| are_at(&replicas, granted)) {
                         self.grants[grant].fail(Error::new(ErrorCode::TransferFail, REPLACED));
                     }
                 }
@@ -355,18 +432,21 @@ impl<'a, T: Transport> Writing<'a, T> {
     }
 
     /// Ends the writes that have arrived, and returns the space of the others. Items that may be
-    /// tried again get no outcome, unless `last` is set.
-    async fn finish(mut self, items: &[Item<'_, T>], last: bool, outcomes: &mut Outcomes) {
-        self.end(outcomes).await;
+    /// tried again get no outcome.
+    async fn finish(mut self, items: &[Item<'_, T>], failures: &mut Failures, outcomes: &mut Outcomes) {
+        failures.drops = self.end(outcomes).await;
         self.keep_files(items, outcomes).await;
-        let clean = |grant: &&Grant<'_>| grant.failure.is_some() && !grant.late;
-        let keys: Vec<&[u8]> = self.grants.iter().filter(clean).map(|grant| grant.key).collect();
+        let is_revocable = |grant: &&Grant<'_>| grant.failure.is_some() && !grant.late;
+        let keys: Vec<&[u8]> = self.grants.iter().filter(is_revocable).map(|grant| grant.key).collect();
         let revoked = keys.is_empty() || self.attempt.revoke(self.client, &keys, self.deadline).await;
         for grant in &mut self.grants {
             let Some(error) = grant.failure.take() else { continue };
             grant.settled = grant.late || revoked;
-            if grant.late || !revoked || last || self.deadline.is_over() {
-                outcomes[grant.item] = Some(Err(error.context(shown(grant.key))));
+            let at = grant.failed_at.map(|peer| &*self.endpoints[peer]);
+            if !grant.late && revoked && failures.may_repeat(at) && !self.deadline.is_over() {
+                failures.record(self.client, at);
+            } else {
+                outcomes[grant.item] = Some(Err(error.context(display_key(grant.key))));
             }
         }
     }
@@ -381,7 +461,7 @@ impl<'a, T: Transport> Writing<'a, T> {
             }
             let (attempt, key) = (self.attempt, grant.key.to_vec());
             let put = FilePut { attempt, key, file, checksum: grant.checksum };
-            if let Err(put) = self.client.keep_in_file(put, &items[grant.item].value).await {
+            if let Err(put) = self.client.write_file_in_background(put, &items[grant.item].value).await {
                 unwritten.push(put);
             }
         }
@@ -394,42 +474,56 @@ impl<'a, T: Transport> Writing<'a, T> {
         }
     }
 
-    async fn end(&mut self, outcomes: &mut Outcomes) {
+    /// Makes the values that have arrived readable. A write that the master has dropped gets no
+    /// outcome if it may be repeated. Returns whether there is one.
+    async fn end(&mut self, outcomes: &mut Outcomes) -> bool {
         let landed = |grant: &&Grant<'_>| grant.failure.is_none();
         let item = |grant: &Grant<'a>| EndItem { key: grant.key, checksum: grant.checksum };
         let items: Vec<EndItem<'_>> = self.grants.iter().filter(landed).map(item).collect();
         if items.is_empty() {
-            return;
+            return false;
         }
-        let kind = if self.others { ReplicaType::Memory } else { ReplicaType::All };
+        let kind = if self.has_other_replicas { ReplicaType::Memory } else { ReplicaType::All };
         let Attempt { mode, number, .. } = self.attempt;
         let call = || self.client.master.put_end(self.client.caller(number), mode, &items, kind);
-        let mut answer = Err(late("put end: others may write the key by now"));
+        let mut response = Err(deadline_exceeded("put end: others may write the key by now"));
         // The bytes have arrived and the call may be repeated, so a lost response need not fail the
         // put.
+        let mut calls = 0;
         for _ in 0..2 {
-            if answer.is_err() && !self.deadline.is_over() && self.attempt.is_ours(self.client) {
-                answer = self.deadline.bound("put end", call()).await;
+            if response.is_err() && !self.deadline.is_over() && self.attempt.is_unambiguous(self.client) {
+                response = self.deadline.bound("put end", call()).await;
+                calls += 1;
             }
         }
+        let mut drops = false;
         let ended = self.grants.iter_mut().filter(|grant| grant.failure.is_none());
-        match answer {
-            Ok(answers) => {
-                for (grant, answer) in ended.zip(answers) {
+        match response {
+            Ok(results) => {
+                // A first call without a response may have made the value readable, and another
+                // client may have removed it since. A repetition would bring it back.
+                let repeatable = calls == 1 || is_planted("repeats-puts-with-a-lost-end");
+                let repeatable = repeatable && !self.deadline.is_over();
+                for (grant, result) in ended.zip(results) {
                     grant.settled = true;
-                    outcomes[grant.item] = Some(match answer {
-                        Ok(()) => Ok(PutOutcome::Stored),
-                        Err(error) => Err(forgotten(error).context(shown(grant.key))),
-                    });
+                    outcomes[grant.item] = match result {
+                        Ok(()) => Some(Ok(PutOutcome::Stored)),
+                        Err(error) if repeatable && is_dropped(&error) => {
+                            drops = true;
+                            None
+                        }
+                        Err(error) => Some(Err(dropped_write(error).context(display_key(grant.key)))),
+                    };
                 }
             }
             // The request may still reach the master and must not end another grant of the same
             // key. So the grant is not revoked. The master reclaims the space by itself.
             Err(error) => ended.for_each(|grant| {
                 grant.settled = true;
-                outcomes[grant.item] = Some(Err(error.clone().context(shown(grant.key))));
+                outcomes[grant.item] = Some(Err(error.clone().context(display_key(grant.key))));
             }),
         }
+        drops
     }
 }
 
@@ -445,13 +539,25 @@ pub(crate) fn are_at<'a>(replicas: &[Replica], mut granted: impl Iterator<Item =
     all && memory.next().is_none()
 }
 
-/// Converts the error of a master that no longer knows a write. The master was restarted, or has
-/// lost the memory that was granted.
-fn forgotten(error: Error) -> Error {
-    match error.kind() {
-        ErrorKind::NotFound => {
-            Error::new(ErrorCode::UnavailableInCurrentStatus, "the master dropped this write before it ended")
-                .with_source(error)
+/// Returns whether the master has ended a write without its writer: every segment of the write has
+/// left, the master was restarted, or another client writes the key now. Nothing of the write is
+/// left, so the writer may repeat it with the same bytes.
+fn is_dropped(error: &Error) -> bool {
+    let dropped = matches!(
+        error.code(),
+        ErrorCode::ObjectNotFound | ErrorCode::InvalidWrite | ErrorCode::IllegalClient
+    );
+    dropped && !is_planted("put-fails-with-its-segment")
+}
+
+/// Converts the error of a master that no longer has a write. The master was restarted, or has lost
+/// the memory that was granted. After a restart, an earlier value of this client may be there
+/// again.
+pub(crate) fn dropped_write(error: Error) -> Error {
+    match error.code() {
+        ErrorCode::ObjectNotFound | ErrorCode::InvalidWrite => {
+            let text = "cannot end put: the master no longer has this write; put the object again";
+            Error::new(ErrorCode::UnavailableInCurrentStatus, text).with_source(error)
         }
         _ => error,
     }
@@ -461,26 +567,32 @@ impl<T: Transport> Drop for Writing<'_, T> {
     fn drop(&mut self) {
         // Space that may have been granted is revoked only if the revoke cannot affect another
         // write.
-        let asking =
-            if self.client.master.fences_writes() { std::mem::take(&mut self.asking) } else { Vec::new() };
-        if asking.is_empty() && self.grants.iter().all(|grant| grant.settled) {
+        let unanswered_keys = if self.client.master.fences_writes() {
+            std::mem::take(&mut self.unanswered_keys)
+        } else {
+            Vec::new()
+        };
+        if unanswered_keys.is_empty() && self.grants.iter().all(|grant| grant.settled) {
             return;
         }
         let (client, attempt) = (self.client.clone(), self.attempt);
-        let asking: Vec<Vec<u8>> = asking.into_iter().map(<[u8]>::to_vec).collect();
+        let unanswered_keys: Vec<Vec<u8>> = unanswered_keys.into_iter().map(<[u8]>::to_vec).collect();
         let mut grants: Vec<(Vec<u8>, bool)> =
             self.grants.iter().map(|grant| (grant.key.to_vec(), grant.late || grant.settled)).collect();
-        let flights = std::mem::take(&mut self.flights);
+        let submissions = std::mem::take(&mut self.submissions);
         self.client.runtime.spawn(async move {
-            for flight in flights {
-                for (grant, result) in flight.landed().await {
+            for submission in submissions {
+                for (grant, result) in submission.landed().await {
                     grants[grant].1 |= result.is_err_and(|error| error.kind() == ErrorKind::Timeout);
                 }
             }
-            let open = grants.iter().filter(|(_, leave)| !leave);
-            let open = open.map(|(key, _)| key.as_slice());
-            let keys: Vec<&[u8]> = open.chain(asking.iter().map(Vec::as_slice)).collect();
-            if keys.is_empty() || !attempt.revoke_until_heard(&client, &keys).await || asking.is_empty() {
+            let unsettled = grants.iter().filter(|(_, is_settled)| !is_settled);
+            let unsettled = unsettled.map(|(key, _)| key.as_slice());
+            let keys: Vec<&[u8]> = unsettled.chain(unanswered_keys.iter().map(Vec::as_slice)).collect();
+            if keys.is_empty()
+                || !attempt.revoke_until_confirmed(&client, &keys).await
+                || unanswered_keys.is_empty()
+            {
                 return;
             }
             // The master may have received the request for space, whose response never arrived,
@@ -488,5 +600,19 @@ impl<T: Transport> Drop for Writing<'_, T> {
             tokio::time::sleep(REVOKE_PAUSE).await;
             attempt.revoke(&client, &keys, &client.deadline()).await;
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_write_that_the_master_dropped_may_be_repeated() {
+        for code in [ErrorCode::ObjectNotFound, ErrorCode::InvalidWrite] {
+            let error = dropped_write(code.into());
+            assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+        }
+        assert_eq!(dropped_write(ErrorCode::IllegalClient.into()).code(), ErrorCode::IllegalClient);
     }
 }

@@ -1,5 +1,5 @@
 //! Reads of parts of objects. The objects are located once. Then any ranges of them go directly to
-//! their targets.
+//! their targets. The ranges of many objects are read in parts of the batch (`batch_parts.rs`).
 //!
 //! If a replica cannot be read, the next replica is tried, as for whole objects. If all replicas
 //! have failed, the master is asked once more. Ranges that no replica in memory returns are
@@ -7,6 +7,7 @@
 
 mod borrow;
 mod files;
+mod in_parts;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,27 +16,27 @@ use std::time::Duration;
 use futures::future::{BoxFuture, FutureExt, OptionFuture};
 use futures::stream::{FuturesUnordered, StreamExt};
 use mooncake_core::clock::Moment;
+use mooncake_core::fault_injection::is_planted;
 use mooncake_core::replica::{Replica, ReplicaList};
-use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
 use mooncake_transport::engine::Request;
 use mooncake_transport::{SliceMut, Transport};
 
-use crate::buffers::COPIED_AT_ONCE;
+use crate::batch_parts::call_by_parts;
+use crate::buffers::COPY_CHUNK;
 use crate::checksum::Sum;
-use crate::deadline::{Deadline, late};
-use crate::disk::{BORROWED, Loan};
-use crate::errors::shown;
+use crate::deadline::{Deadline, deadline_exceeded};
+use crate::disk::{Loan, MAX_BORROWED_OBJECTS};
+use crate::errors::{display_key, transfer_error};
 use crate::handles::ClientRanges;
-use crate::issuer::{Asked, Issuer};
-use crate::located::{Answer, Located, ObjectLocation, Reading, Renewed, Version, name};
+use crate::issuer::{Issuer, RequestStamp};
+use crate::located::{DiskVersion, LocateResponse, Located, ObjectLocation, Reading, Renewed, identity};
 use crate::metrics::{Counting, Operation};
-use crate::state::{Inner, Owner};
+use crate::read_reports::NumberedRead;
+use crate::state::{Inner, MemoryOwner};
 
 /// Maximum number of responses of the master that are tried.
-const ROUNDS: usize = 2;
-
-/// Maximum number of additional requests if a client was found after the master was asked.
-const LATE_ROUNDS: usize = 2;
+const MAX_ROUNDS: usize = 2;
 
 /// A part of an object to read. The clients of this crate have located objects of different types.
 #[derive(Debug)]
@@ -70,16 +71,23 @@ impl<T: Transport> ClientRanges<'_, T> {
     /// The outer error means that no result is known. Returns `INVALID_REPLICA` for an object that
     /// is neither in memory nor on the disk of a client.
     pub async fn locate<K: AsRef<[u8]>>(self, keys: &[K]) -> Result<Vec<Result<Option<Located>>>> {
+        call_by_parts(keys, |part| self.locate_part(part)).await
+    }
+
+    async fn locate_part<K: AsRef<[u8]>>(self, keys: &[K]) -> Result<Vec<Result<Option<Located>>>> {
         let inner = &self.client.inner;
-        let ask = || self.client.replicas().batch_list(keys);
+        let number = NumberedRead::begin(inner);
+        let request = || self.client.replicas().lists(keys, Some(number.number()));
         let first =
-            |answers: &Vec<Result<Option<ReplicaList>>>| first_lease(answers.iter().flatten().flatten());
-        let (answers, asked) = inner.ask_in_time(ask, first).await?;
-        inner.missed(answers.iter().filter(|answer| matches!(answer, Ok(None))).count());
-        let located = |(key, answer): (&K, Result<Option<ReplicaList>>)| {
-            answer?.map(|list| inner.located(key.as_ref(), list, asked)).transpose()
+            |results: &Vec<Result<Option<ReplicaList>>>| first_lease(results.iter().flatten().flatten());
+        let (results, stamp) = inner.request_in_time(request, first).await?;
+        inner.count_misses(results.iter().filter(|result| matches!(result, Ok(None))).count());
+        let longest = results.iter().flatten().flatten().map(|list| list.lease).max();
+        let read = number.of_located(stamp.at.after(longest.unwrap_or_default()));
+        let located = |(key, result): (&K, Result<Option<ReplicaList>>)| {
+            result?.map(|list| inner.located(key.as_ref(), list, stamp, Some(read.clone()))).transpose()
         };
-        Ok(keys.iter().zip(answers).map(located).collect())
+        Ok(keys.iter().zip(results).map(located).collect())
     }
 
     /// Locates the keys from the front until the first one that cannot be read, with one RPC, and
@@ -94,11 +102,12 @@ impl<T: Transport> ClientRanges<'_, T> {
     /// Returns an error if the master does not respond.
     pub async fn locate_prefix<K: AsRef<[u8]>>(self, keys: &[K]) -> Result<Vec<Located>> {
         let inner = &self.client.inner;
-        let ask = || self.client.replicas().list_prefix(keys);
-        let (lists, asked) = inner.ask_in_time(ask, |lists: &Vec<ReplicaList>| first_lease(lists)).await?;
-        let located = |(key, list): (&K, ReplicaList)| inner.located(key.as_ref(), list, asked).ok();
+        let request = || self.client.replicas().list_prefix(keys);
+        let (lists, stamp) =
+            inner.request_in_time(request, |lists: &Vec<ReplicaList>| first_lease(lists)).await?;
+        let located = |(key, list): (&K, ReplicaList)| inner.located(key.as_ref(), list, stamp, None).ok();
         let prefix: Vec<Located> = keys.iter().zip(lists).map_while(located).collect();
-        inner.missed(usize::from(prefix.len() < keys.len()));
+        inner.count_misses(usize::from(prefix.len() < keys.len()));
         Ok(prefix)
     }
 
@@ -119,30 +128,27 @@ impl<T: Transport> ClientRanges<'_, T> {
     /// object is compared with its checksum. Ranges of one object that cover the whole object
     /// together are compared, too.
     pub async fn read(self, reads: Vec<RangeRead<T>>) -> Vec<RangeOutcome<T>> {
+        self.read_as(reads, false).await
+    }
+
+    /// Reads ranges like [`read`](Self::read), of objects that the same operation has located. An
+    /// object whose lease has ended before the read began is located again. If nothing of the
+    /// object has been read, the bytes may then belong to a later value of the same length.
+    pub async fn read_current(self, reads: Vec<RangeRead<T>>) -> Vec<RangeOutcome<T>> {
+        self.read_as(reads, true).await
+    }
+
+    async fn read_as(self, reads: Vec<RangeRead<T>>, relocates: bool) -> Vec<RangeOutcome<T>> {
         let inner = &self.client.inner;
         let mut counting = inner.counting(Operation::GetIntoRanges);
-        let deadline = inner.deadline();
         let (usable, now) = (inner.can_transfer(), inner.config.clock.now());
-        let mut ranges: Vec<Range<T>> = reads.into_iter().map(|read| Range::new(read, now)).collect();
+        let mut ranges: Vec<Range<T>> =
+            reads.into_iter().map(|read| Range::new(read, now, relocates)).collect();
         if let Err(error) = &usable {
             ranges.iter_mut().for_each(|range| range.outcome = Some(Err(error.clone())));
         }
-        let (mut round, mut rounds) = (0, ROUNDS);
-        while round < rounds {
-            if round > 0 && (deadline.is_over() || !inner.locate_again(&mut ranges, &deadline).await) {
-                break;
-            }
-            inner.copy_kept(&mut ranges).await;
-            loop {
-                while inner.fetch(&mut ranges, &deadline, &mut counting).await {}
-                if !(inner.config.checksum && compare_parts(&mut ranges)) {
-                    break;
-                }
-            }
-            rounds += usize::from(rounds < ROUNDS + LATE_ROUNDS && ranges.iter().any(Range::is_too_early));
-            round += 1;
-        }
-        inner.came_in_parts(&ranges);
+        let ranges = inner.read_in_parts(ranges, &mut counting).await;
+        inner.record_remote_reads(&ranges);
         let ended: Vec<RangeOutcome<T>> = ranges.into_iter().filter_map(Range::finish).collect();
         ended.iter().for_each(|range| counting.part(&range.result, range.into.len()));
         counting.end();
@@ -153,23 +159,29 @@ impl<T: Transport> ClientRanges<'_, T> {
 struct Range<T: Transport> {
     object: Located,
     /// Response of the master that the read uses.
-    answer: Arc<Answer>,
+    response: Arc<LocateResponse>,
     /// True if a client was found after the master was asked. The master has to be asked again.
-    too_early: bool,
+    stale_response: bool,
     /// Number of replicas that were not tried yet, including those on disks.
     left: usize,
     /// Maximum number of pieces in one request to an owner of a disk. The maximum is lowered when
     /// an owner refuses more. At 0, the range also shares no piece with other ranges.
-    company: usize,
+    max_batch: usize,
     /// Loan of an owner of a disk, if the range is read from one.
-    lent: Option<Lent>,
+    borrowed: Option<BorrowedRange>,
     /// Loan whose bytes have arrived and count only if the master confirms them.
-    came: Option<Lent>,
+    unconfirmed: Option<BorrowedRange>,
     offset: u64,
     /// Target of the bytes. `None` while a transfer is in progress.
     into: Option<SliceMut<T>>,
+    /// Refusal of an owner of a disk without free buffers.
+    busy: Option<Error>,
+    /// True if such an owner is to be asked again.
+    waits: bool,
+    /// True unless the master has refused a later lease during the present transfer.
+    renews: bool,
     /// True if the bytes came over a network transport.
-    from_afar: bool,
+    over_network: bool,
     /// Reason of the last failure.
     failure: Option<Error>,
     outcome: Option<Result<()>>,
@@ -177,65 +189,82 @@ struct Range<T: Transport> {
 
 /// Part of a loan that contains a range.
 #[derive(Debug)]
-struct Lent {
+struct BorrowedRange {
     loan: Arc<Loan>,
     address: u64,
     /// Replica on the disk, as the master described it.
     copy: Replica,
     /// Version of the value, if the owner reports one.
-    version: Option<Version>,
+    version: Option<DiskVersion>,
 }
 
-impl Lent {
+impl BorrowedRange {
     fn until(&self) -> Moment {
         self.loan.until
     }
 }
 
 impl<T: Transport> Range<T> {
-    fn new(read: RangeRead<T>, now: Moment) -> Self {
+    fn new(read: RangeRead<T>, now: Moment, relocates: bool) -> Self {
         let RangeRead { object, offset, into } = read;
-        let answer = object.location.answer();
+        let response = object.location.response();
         let end = offset.checked_add(into.len() as u64);
         let outcome = if end.is_none_or(|end| end > object.size()) {
             let text = format!("{} bytes from {offset} of an object of {}", into.len(), object.size());
             Some(Err(Error::invalid(text)))
-        } else if now >= answer.lease {
+        } else if now >= response.lease && !(relocates && may_relocate(&object)) {
             Some(Err(Error::from(ErrorCode::LeaseExpired)))
         } else {
             None
         };
-        let left = answer.tries();
+        let left = response.replica_count();
+        // The object is located again before it is read.
+        let stale_response = now >= response.lease && outcome.is_none();
+        let failure = stale_response.then(|| Error::from(ErrorCode::LeaseExpired));
         Self {
             object,
-            answer,
-            too_early: false,
+            response,
+            stale_response,
             left,
-            company: BORROWED,
-            lent: None,
-            came: None,
+            max_batch: MAX_BORROWED_OBJECTS,
+            borrowed: None,
+            unconfirmed: None,
             offset,
             into: Some(into),
-            from_afar: false,
-            failure: None,
+            busy: None,
+            waits: false,
+            renews: true,
+            over_network: false,
+            failure,
             outcome,
         }
     }
 
     /// Returns whether the range has no outcome yet and may use the present response.
     fn is_open(&self) -> bool {
-        self.outcome.is_none() && !self.too_early
+        self.outcome.is_none() && !self.stale_response
     }
 
-    fn is_too_early(&self) -> bool {
-        self.outcome.is_none() && self.too_early
+    fn has_stale_response(&self) -> bool {
+        self.outcome.is_none() && self.stale_response
+    }
+
+    /// Returns whether the bytes arrived after the end of the lease.
+    fn is_late(&self) -> bool {
+        let late = |error: &Error| error.kind() == ErrorKind::Expired;
+        self.outcome.is_none() && self.failure.as_ref().is_some_and(late)
     }
 
     fn finish(self) -> Option<RangeOutcome<T>> {
         let none = || Err(Error::from(ErrorCode::InvalidReplica));
-        let outcome = self.outcome.unwrap_or_else(|| self.failure.map_or_else(none, Err));
+        // An object at a busy owner is there: another read may find a free buffer.
+        let failure = self.busy.or(self.failure);
+        let outcome = self.outcome.unwrap_or_else(|| failure.map_or_else(none, Err));
         let key = &self.object.location.key;
-        Some(RangeOutcome { result: outcome.map_err(|error| error.context(shown(key))), into: self.into? })
+        Some(RangeOutcome {
+            result: outcome.map_err(|error| error.context(display_key(key))),
+            into: self.into?,
+        })
     }
 
     /// Compares bytes with the checksum if they are the whole object. A part has no checksum.
@@ -245,7 +274,7 @@ impl<T: Transport> Range<T> {
 
     /// Compares consecutive pieces, which are the whole object together, with its checksum.
     fn compare_all<'a>(&self, pieces: impl IntoIterator<Item = &'a SliceMut<T>>) -> Result<()> {
-        let Some(expected) = self.answer.checksum() else { return Ok(()) };
+        let Some(expected) = self.response.checksum() else { return Ok(()) };
         let mut sum = Sum::new();
         for piece in pieces {
             sum.front(piece, piece.len())?;
@@ -253,30 +282,36 @@ impl<T: Transport> Range<T> {
         if sum.value() == expected {
             return Ok(());
         }
-        tracing::warn!(key = %shown(self.object.key()), "a replica holds other bytes than were written");
+        tracing::warn!(key = %display_key(self.object.key()), "a replica holds other bytes than were written");
         Err(Error::from(ErrorCode::ChecksumMismatch))
     }
 
     fn landed(&mut self, result: Result<()>, into: SliceMut<T>, now: Moment, compares: bool) {
-        let lent = self.lent.take();
+        let borrowed = self.borrowed.take();
         // After the end of the lease, the bytes may belong to another object and are not compared.
-        let in_time = now < lent.as_ref().map_or(self.answer.lease, Lent::until);
+        let in_time = now < borrowed.as_ref().map_or(self.response.lease, BorrowedRange::until);
         let result = result.and_then(|()| if in_time && compares { self.compare(&into) } else { Ok(()) });
         self.into = Some(into);
-        let given = result.map(|()| match lent {
-            None => self.object.location.give(&self.answer, now),
+        let delivered = result.map(|()| match borrowed {
+            None => self.object.location.deliver(&self.response, now),
             Some(_) if !in_time => Err(Error::from(ErrorCode::LeaseExpired)),
-            Some(lent) => self.take_from_disk(lent, now),
+            Some(borrowed) => self.take_from_disk(borrowed, now),
         });
-        match given {
-            Ok(Ok(())) if self.came.is_some() => {}
+        match delivered {
+            Ok(Ok(())) if self.unconfirmed.is_some() => {}
             Ok(Ok(())) => self.outcome = Some(Ok(())),
             // The bytes do not count, because the space may have been overwritten after the end of
             // the lease.
             Ok(Err(error)) => (self.left, self.failure) = (0, Some(error)),
-            Err(error) => self.failure = Some(error),
+            Err(error) => self.failure = Some(transfer_error(error)),
         }
     }
+}
+
+/// Returns whether an object whose lease has ended may be located again. If it has been read in
+/// part, only a response about the same value counts.
+fn may_relocate(object: &Located) -> bool {
+    object.location.is_untouched() || !is_planted("parts-are-of-one-lease")
 }
 
 /// Returns the duration of the shortest lease.
@@ -290,8 +325,8 @@ fn compare_parts<T: Transport>(ranges: &mut [Range<T>]) -> bool {
     let mut parts: HashMap<usize, Vec<usize>> = HashMap::new();
     for (i, range) in ranges.iter().enumerate() {
         let is_part = range.into.as_ref().is_some_and(|into| (into.len() as u64) < range.object.size());
-        if is_part && matches!(range.outcome, Some(Ok(()))) && range.answer.checksum().is_some() {
-            parts.entry(name(&range.object.location)).or_default().push(i);
+        if is_part && matches!(range.outcome, Some(Ok(()))) && range.response.checksum().is_some() {
+            parts.entry(identity(&range.object.location)).or_default().push(i);
         }
     }
     let mut differ = false;
@@ -322,67 +357,40 @@ impl<T: Transport> Inner<T> {
     /// Asks the master for leases. A lease that ended before the response arrived is useless. The
     /// master responds now, so it is asked again. Returns the response with the time of the
     /// request.
-    async fn ask_in_time<A, F: Future<Output = Result<A>>>(
+    async fn request_in_time<A, F: Future<Output = Result<A>>>(
         &self,
-        ask: impl Fn() -> F,
+        request: impl Fn() -> F,
         first_lease: impl FnOnce(&A) -> Option<Duration>,
-    ) -> Result<(A, Asked)> {
-        let asked = self.asked();
-        let answer = ask().await?;
-        let now = self.asked();
-        match first_lease(&answer) {
-            Some(lease) if asked.at.after(lease) <= now.at => Ok((ask().await?, now)),
-            _ => Ok((answer, asked)),
+    ) -> Result<(A, RequestStamp)> {
+        let stamp = self.request_stamp();
+        let response = request().await?;
+        let later_stamp = self.request_stamp();
+        match first_lease(&response) {
+            Some(lease) if stamp.at.after(lease) <= later_stamp.at => Ok((request().await?, later_stamp)),
+            _ => Ok((response, stamp)),
         }
-    }
-
-    /// Asks the master once more for the locations of objects with unread ranges. Returns whether
-    /// there is a new response to try.
-    async fn locate_again(&self, ranges: &mut [Range<T>], deadline: &Deadline) -> bool {
-        let open = ranges.iter().filter(|range| range.outcome.is_none());
-        let locations: HashMap<usize, Arc<ObjectLocation>> =
-            open.map(|range| (name(&range.object.location), range.object.location.clone())).collect();
-        if locations.is_empty() {
-            return false;
-        }
-        let locations: Vec<Arc<ObjectLocation>> = locations.into_values().collect();
-        let learnt = self.ask_again(&locations, deadline).await;
-        let mut more = false;
-        for range in ranges.iter_mut().filter(|range| range.outcome.is_none()) {
-            match learnt.get(&name(&range.object.location)) {
-                Some(Ok(true)) => {
-                    range.answer = range.object.location.answer();
-                    range.too_early = false;
-                    range.left = range.answer.tries();
-                    more = true;
-                }
-                Some(Err(error)) => range.outcome = Some(Err(error.clone())),
-                Some(Ok(false)) | None => {}
-            }
-        }
-        more
     }
 
     /// Copies ranges of values in the cache of this client. A damaged value is read from its
     /// replicas instead.
-    async fn copy_kept(&self, ranges: &mut [Range<T>]) {
-        for range in ranges.iter_mut().filter(|range| range.outcome.is_none()) {
-            let answer = range.answer.clone();
-            let Some(kept) = &answer.kept else { continue };
+    async fn copy_cached(&self, ranges: &mut [Range<T>]) {
+        for range in ranges.iter_mut().filter(|range| range.is_open()) {
+            let response = range.response.clone();
+            let Some(cached_value) = &response.cached_value else { continue };
             let Some(mut into) = range.into.take() else { continue };
             // The range is inside the object, as `Range::new` has checked.
-            let from = usize::try_from(range.offset).unwrap_or(usize::MAX).min(kept.len());
-            let bytes = &kept[from..kept.len().min(from.saturating_add(into.len()))];
+            let from = usize::try_from(range.offset).unwrap_or(usize::MAX).min(cached_value.len());
+            let bytes = &cached_value[from..cached_value.len().min(from.saturating_add(into.len()))];
             let mut result = Ok(());
-            for (part, bytes) in bytes.chunks(COPIED_AT_ONCE).enumerate() {
+            for (part, bytes) in bytes.chunks(COPY_CHUNK).enumerate() {
                 if part > 0 {
                     tokio::task::yield_now().await;
                 }
-                result = result.and_then(|()| into.copy_from(part * COPIED_AT_ONCE, bytes));
+                result = result.and_then(|()| into.copy_from(part * COPY_CHUNK, bytes));
             }
             range.landed(result, into, self.config.clock.now(), self.config.checksum);
             match (&range.outcome, &self.cache) {
-                (Some(Ok(())), Some(cache)) => cache.hit(),
+                (Some(Ok(())), Some(cache)) => cache.count_hit(),
                 _ => self.forget([range.object.key()]),
             }
         }
@@ -390,19 +398,20 @@ impl<T: Transport> Inner<T> {
 
     /// Offers objects to the cache if all of their bytes came over a network transport, in any
     /// number of parts.
-    fn came_in_parts(self: &Arc<Self>, ranges: &[Range<T>]) {
+    fn record_remote_reads(self: &Arc<Self>, ranges: &[Range<T>]) {
         if self.cache.is_none() {
             return;
         }
-        let mut came: HashMap<usize, (&ObjectLocation, u64)> = HashMap::new();
-        for range in ranges.iter().filter(|range| range.from_afar && matches!(range.outcome, Some(Ok(())))) {
+        let mut remote_reads: HashMap<usize, (&ObjectLocation, u64)> = HashMap::new();
+        for range in ranges.iter().filter(|range| range.over_network && matches!(range.outcome, Some(Ok(()))))
+        {
             let location = &range.object.location;
-            let (_, bytes) = came.entry(name(location)).or_insert((location, 0));
+            let (_, bytes) = remote_reads.entry(identity(location)).or_insert((location, 0));
             *bytes += range.into.as_ref().map_or(0, SliceMut::len) as u64;
         }
-        for (location, _) in came.into_values().filter(|(location, bytes)| *bytes >= location.size) {
-            if let Some(named) = location.answer().named() {
-                self.came(&location.key, location.size, named);
+        for (location, _) in remote_reads.into_values().filter(|(location, bytes)| *bytes >= location.size) {
+            if let Some(replica_id) = location.response().replica_id() {
+                self.record_remote_read(&location.key, location.size, replica_id);
             }
         }
     }
@@ -415,60 +424,61 @@ impl<T: Transport> Inner<T> {
         deadline: &Deadline,
         counting: &mut Counting<'_>,
     ) -> bool {
-        let mut owners: Vec<Owner> = Vec::new();
-        let mut wanted: Vec<(usize, usize, u64)> = Vec::new();
-        let mut others = false;
+        let mut owners: Vec<MemoryOwner> = Vec::new();
+        let mut attempts: Vec<(usize, usize, u64)> = Vec::new();
+        let mut has_other_replicas = false;
         for (i, range) in ranges.iter_mut().enumerate().filter(|(_, range)| range.is_open()) {
-            let Some((endpoint, address)) = range.next_place() else { continue };
-            others |= range.left > 0;
-            let issuer = range.lent.as_ref();
-            let issuer = issuer.map_or(Issuer::Master(range.answer.known), |lent| lent.loan.issuer);
+            let Some((endpoint, address)) = range.next_memory() else { continue };
+            has_other_replicas |= range.left > 0;
+            let issuer = range.borrowed.as_ref();
+            let issuer =
+                issuer.map_or(Issuer::Master(range.response.look_ups), |borrowed| borrowed.loan.issuer);
             let peer = owners.iter().position(|(e, i)| *e == endpoint && *i == issuer);
             let peer = peer.unwrap_or_else(|| {
                 owners.push((endpoint, issuer));
                 owners.len() - 1
             });
-            wanted.push((i, peer, address));
+            attempts.push((i, peer, address));
         }
-        if wanted.is_empty() {
+        if attempts.is_empty() {
             if self.borrow(ranges, deadline).await {
                 return true;
             }
-            return self.read_files(ranges, deadline).await;
+            return self.read_files(ranges, deadline).await || self.wait_for_disks(ranges, deadline).await;
         }
         let peers = self.reach_owners(&owners, deadline).await;
         // A slow client must not use up the time of the replica that is tried after it.
-        let landing = if others { deadline.portion(1, 2) } else { deadline.portion(15, 16) };
-        let since = counting.moving();
+        let landing = if has_other_replicas { deadline.portion(1, 2) } else { deadline.portion(15, 16) };
+        let start = counting.transfer_start();
         // Each client has a ticket of its own, so that a slow one does not cost the others their
         // leases.
-        let flights = FuturesUnordered::new();
+        let transfers = FuturesUnordered::new();
         for (peer, reached) in peers.iter().enumerate() {
-            let (mut of, mut requests) = (Vec::new(), Vec::new());
-            for &(i, _, remote) in wanted.iter().filter(|(_, p, _)| *p == peer) {
+            let (mut indices, mut requests) = (Vec::new(), Vec::new());
+            for &(i, _, remote) in attempts.iter().filter(|(_, p, _)| *p == peer) {
                 match reached {
                     Err(why) => {
-                        (ranges[i].failure, ranges[i].lent) = (Some(why.error().clone()), None);
-                        ranges[i].too_early = why.is_newer();
+                        (ranges[i].failure, ranges[i].borrowed) = (Some(why.error().clone()), None);
+                        ranges[i].stale_response = why.is_newer();
                     }
                     Ok(reached) => {
                         let Some(into) = ranges[i].into.take() else { continue };
-                        of.push(i);
+                        indices.push(i);
                         requests.push(Request::new(reached, remote, into));
                     }
                 }
             }
-            if !of.is_empty() {
+            if !indices.is_empty() {
                 let results = self.engine.post_read(requests, Some(landing)).results();
-                flights.push(async move { (peer, of, results.await) });
+                transfers.push(async move { (peer, indices, results.await) });
             }
         }
-        let bytes = self.land(ranges, flights, &owners, deadline).await;
-        counting.moved(since, bytes);
+        let bytes = self.land(ranges, transfers, &owners, deadline).await;
+        counting.record_transfer(start, bytes);
         self.confirm(ranges, deadline).await;
         if deadline.is_over() {
             for range in ranges.iter_mut().filter(|range| range.outcome.is_none()) {
-                range.failure.get_or_insert_with(|| late("a transfer"));
+                range.failure.get_or_insert_with(|| deadline_exceeded("a transfer"));
             }
             return false;
         }
@@ -480,13 +490,13 @@ impl<T: Transport> Inner<T> {
     async fn land(
         self: &Arc<Self>,
         ranges: &mut [Range<T>],
-        mut flights: FuturesUnordered<impl Future<Output = Flight<T>>>,
-        owners: &[Owner],
+        mut transfers: FuturesUnordered<impl Future<Output = RangeResults<T>>>,
+        owners: &[MemoryOwner],
         deadline: &Deadline,
     ) -> u64 {
         let mut bytes = 0;
         let clock = &self.config.clock;
-        let mut half_over = std::pin::pin!(tokio::time::sleep(half_life(ranges, clock.now())));
+        let mut renewal_timer = std::pin::pin!(tokio::time::sleep(half_lease_left(ranges, clock.now())));
         let mut renewing = true;
         let mut renewal: OptionFuture<BoxFuture<'static, Vec<Renewed>>> = OptionFuture::from(None);
         loop {
@@ -494,13 +504,13 @@ impl<T: Transport> Inner<T> {
                 biased;
                 // Transfers to memory of the caller are always waited for, because the memory has
                 // to be returned. A transport ends its transfers in time.
-                flight = flights.next() => {
-                    let Some((peer, of, (results, requests))) = flight else { return bytes };
+                finished = transfers.next() => {
+                    let Some((peer, indices, (results, requests))) = finished else { return bytes };
                     let now = clock.now();
-                    for ((i, result), request) in of.into_iter().zip(results).zip(requests) {
-                        self.note(&owners[peer].0, &result);
+                    for ((i, result), request) in indices.into_iter().zip(results).zip(requests) {
+                        self.record_outcome(&owners[peer].0, &result);
                         bytes += if result.is_ok() { request.transfer.buffer.len() as u64 } else { 0 };
-                        ranges[i].from_afar = self.is_afar(&owners[peer].0);
+                        ranges[i].over_network = self.needs_transport(&owners[peer].0);
                         ranges[i].landed(result, request.transfer.buffer, now, self.config.checksum);
                     }
                 }
@@ -508,9 +518,9 @@ impl<T: Transport> Inner<T> {
                     renewal = OptionFuture::from(None);
                     // If the master renewed no lease, it is not asked again.
                     renewing = adopt(ranges, &renewed);
-                    half_over.set(tokio::time::sleep(half_life(ranges, clock.now())));
+                    renewal_timer.set(tokio::time::sleep(half_lease_left(ranges, clock.now())));
                 }
-                () = &mut half_over, if renewing => {
+                () = &mut renewal_timer, if renewing => {
                     renewing = false;
                     let (client, reading, deadline) = (self.clone(), reading(ranges), deadline.clone());
                     let renew = async move { client.renew(reading, deadline).await };
@@ -522,31 +532,33 @@ impl<T: Transport> Inner<T> {
 }
 
 /// Index of a client, the ranges requested from it, and their outcomes.
-type Flight<T> = (usize, Vec<usize>, (Vec<Result<()>>, Vec<Request<T, SliceMut<T>>>));
+type RangeResults<T> = (usize, Vec<usize>, (Vec<Result<()>>, Vec<Request<T, SliceMut<T>>>));
 
 /// Returns the objects and responses of the transfers in progress, each response once.
 fn reading<T: Transport>(ranges: &[Range<T>]) -> Vec<Reading> {
     let mut all: HashMap<usize, Reading> = HashMap::new();
-    for range in ranges.iter().filter(|range| range.into.is_none()) {
-        let reading = || (range.object.location.clone(), range.answer.clone());
-        all.entry(name(&range.answer)).or_insert_with(reading);
+    for range in ranges.iter().filter(|range| range.into.is_none() && range.renews) {
+        let reading = || (range.object.location.clone(), range.response.clone());
+        all.entry(identity(&range.response)).or_insert_with(reading);
     }
     all.into_values().collect()
 }
 
 /// Returns half of the time that is left of the first lease to end among the transfers in progress.
-fn half_life<T: Transport>(ranges: &[Range<T>], now: Moment) -> Duration {
-    let under_way = ranges.iter().filter(|range| range.into.is_none());
-    under_way.map(|range| range.answer.lease.since(now) / 2).min().unwrap_or(Duration::ZERO)
+fn half_lease_left<T: Transport>(ranges: &[Range<T>], now: Moment) -> Duration {
+    let under_way = ranges.iter().filter(|range| range.into.is_none() && range.renews);
+    under_way.map(|range| range.response.lease.since(now) / 2).min().unwrap_or(Duration::ZERO)
 }
 
-/// Applies renewed leases. Returns whether there is one.
+/// Applies renewed leases. Returns whether there is one. The other objects in progress are not
+/// asked for again.
 fn adopt<T: Transport>(ranges: &mut [Range<T>], renewed: &[Renewed]) -> bool {
-    let renewed: HashMap<usize, &Arc<Answer>> =
-        renewed.iter().map(|(before, now)| (name(before), now)).collect();
+    let renewed: HashMap<usize, &Arc<LocateResponse>> =
+        renewed.iter().map(|(before, now)| (identity(before), now)).collect();
     for range in ranges {
-        if let Some(now) = renewed.get(&name(&range.answer)) {
-            range.answer = Arc::clone(now);
+        match renewed.get(&identity(&range.response)) {
+            Some(now) => range.response = Arc::clone(now),
+            None => range.renews &= range.into.is_some(),
         }
     }
     !renewed.is_empty()

@@ -15,17 +15,16 @@ use std::time::Duration;
 use mooncake_core::ids::SegmentId;
 use mooncake_core::memory::AddressHole;
 use mooncake_core::replica::Segment;
-use mooncake_core::{ErrorKind, Result};
+use mooncake_core::{Error, ErrorKind, Result};
 use mooncake_transport::Transport;
-use mooncake_transport::handshake::HandshakeConfig;
 
 use crate::deadline::Deadline;
-use crate::mounted::{Mounted, Moving};
+use crate::mounted::{Changing, Mounted, Moving};
 use crate::state::Inner;
 
-/// Minimum time during which old addresses stay reserved, so that no other memory is mapped there.
-/// No grant to a client lasts longer, but a lease may.
-const HOLE: Duration = Duration::from_secs(60);
+/// Minimum time for which peers may use the addresses of a segment that has left them. No grant
+/// lasts longer, but a lease may.
+const MIN_ADDRESS_USE: Duration = Duration::from_secs(60);
 
 impl<T: Transport> Inner<T> {
     /// Returns whether the master may lack a segment of this client.
@@ -35,14 +34,18 @@ impl<T: Transport> Inner<T> {
 
     /// Mounts all segments again.
     pub(crate) async fn remount(self: &Arc<Self>, forgotten: bool, deadline: &Deadline) -> Result<()> {
-        let _changing = self.changing(deadline).await?;
-        if forgotten { self.remount_listed(deadline).await } else { self.offer_listed(deadline).await }
+        let changing = self.changing(deadline).await?;
+        if forgotten {
+            self.remount_listed(&changing, deadline).await
+        } else {
+            self.offer_listed(deadline).await
+        }
     }
 
     /// Unmounts all segments at a master that has no list of their objects, and mounts them again
-    /// with the kept objects.
-    pub(crate) async fn mount_anew(self: &Arc<Self>, deadline: &Deadline) -> Result<()> {
-        let _changing = self.changing(deadline).await?;
+    /// with the retained objects.
+    pub(crate) async fn unmount_and_remount(self: &Arc<Self>, deadline: &Deadline) -> Result<()> {
+        let changing = self.changing(deadline).await?;
         let ids: Vec<_> = {
             let mut segments = self.segments.lock();
             let staying = segments.iter_mut().filter(|mounted| !mounted.leaving);
@@ -61,10 +64,14 @@ impl<T: Transport> Inner<T> {
                 _ => {}
             }
         }
-        self.remount_listed(deadline).await
+        self.remount_listed(&changing, deadline).await
     }
 
-    pub(crate) async fn remount_listed(self: &Arc<Self>, deadline: &Deadline) -> Result<()> {
+    pub(crate) async fn remount_listed(
+        self: &Arc<Self>,
+        changing: &Changing,
+        deadline: &Deadline,
+    ) -> Result<()> {
         self.stop_announcing().await;
         self.begin_inventory(deadline).await?;
         let ids: Vec<_> =
@@ -76,12 +83,18 @@ impl<T: Transport> Inner<T> {
                 let Some(mounted) = segments.iter_mut().find(|mounted| mounted.id() == id) else { continue };
                 mounted.confirmed = false;
                 mounted.new = false;
-                mounted.kept = false;
+                mounted.has_retained = false;
                 mounted.own.is_some()
             };
             if own {
-                self.relocate(id).await?;
-                self.settle(deadline).await?;
+                // The segment is in no list until it has moved. A dropped call does not stop this.
+                let (client, changing) = (self.clone(), changing.clone());
+                let moved = self.runtime.spawn(async move {
+                    let _changing = changing;
+                    client.relocate(id).await
+                });
+                moved.await.map_err(|error| Error::internal(format!("cannot move segment: {error}")))??;
+                self.register_moved(deadline).await?;
             } else {
                 self.inventory.lock().await.forget(id);
             }
@@ -93,7 +106,7 @@ impl<T: Transport> Inner<T> {
 
     /// Moves a segment away from its addresses, with its objects if any are to be announced.
     async fn relocate(&self, id: SegmentId) -> Result<()> {
-        let keeps = self.inventory.lock().await.keeps(id);
+        let has_objects = self.inventory.lock().await.has_retained(id);
         let at = self.segments.lock().iter().position(|mounted| mounted.id() == id).unwrap_or(0);
         let Some(Mounted { segment, region, own: Some(memory), .. }) = self.take(id) else { return Ok(()) };
         let (bytes, lasting) = (region.len(), memory.is_lasting());
@@ -102,17 +115,17 @@ impl<T: Transport> Inner<T> {
             drop(region);
             // Another part of this process may still hold a slice of the memory.
             let memory = Arc::try_unwrap(memory).ok()?;
-            Some(if keeps || memory.is_lasting() { memory.relocate() } else { Err(memory) })
+            Some(if has_objects || memory.is_lasting() { memory.relocate() } else { Err(memory) })
         });
         match closed.await {
             Ok(Some(Ok((memory, hole)))) => {
-                self.keep_hole(hole);
+                self.reserve_hole(hole);
                 let (segment, memory) = (segment, Arc::new(memory));
-                self.moving.lock().push(Moving { segment, at, memory, kept: true });
+                self.moving.lock().push(Moving { segment, at, memory, has_retained: true });
                 return Ok(());
             }
             Ok(Some(Err(memory))) => match memory.into_hole() {
-                Ok(hole) => self.keep_hole(hole),
+                Ok(hole) => self.reserve_hole(hole),
                 Err(error) => tracing::warn!(segment = %id, "old addresses may be used again: {error}"),
             },
             // The memory is freed together with the last slice.
@@ -125,17 +138,22 @@ impl<T: Transport> Inner<T> {
             }
             inventory.forget(id);
         }
-        let memory = self.new_memory(bytes).map_err(|error| {
+        let memory = self.new_memory(bytes).await.map_err(|error| {
             tracing::error!(segment = %id, bytes, "there is no memory for it any more: {error}");
             error.context(format!("segment {id} of {bytes} bytes"))
         })?;
-        self.moving.lock().push(Moving { segment, at, memory: Arc::new(memory), kept: false });
+        self.moving.lock().push(Moving { segment, at, memory: Arc::new(memory), has_retained: false });
         Ok(())
     }
 
+    /// Returns the time for which peers may use the addresses of a segment that leaves them now.
+    pub(crate) fn address_use(&self) -> Duration {
+        MIN_ADDRESS_USE.max(self.promises.lock().longest(self.config.clock.now()))
+    }
+
     /// Reserves the addresses for a while, so that no other memory is mapped there.
-    pub(crate) fn keep_hole(&self, hole: AddressHole) {
-        let span = HOLE.max(self.promises.lock().longest(self.config.clock.now()));
+    pub(crate) fn reserve_hole(&self, hole: AddressHole) {
+        let span = self.address_use();
         self.runtime.spawn(async move {
             tokio::time::sleep(span).await;
             drop(hole);
@@ -143,26 +161,19 @@ impl<T: Transport> Inner<T> {
     }
 
     /// Registers the segments that were moved away from their addresses.
-    async fn settle(&self, deadline: &Deadline) -> Result<()> {
+    async fn register_moved(&self, deadline: &Deadline) -> Result<()> {
         loop {
             // The segment stays listed until it is registered, even if this future is dropped.
-            let Some(Moving { mut segment, at, memory, kept }) = self.moving.lock().last().cloned() else {
+            let Some(Moving { mut segment, at, memory, has_retained }) = self.moving.lock().last().cloned()
+            else {
                 return Ok(());
             };
             let region = deadline.bound("registering", self.engine.register(memory.clone())).await?;
             segment.base = region.addr();
             if memory.is_lasting() {
-                self.inventory.lock().await.moved(segment.base);
+                self.inventory.lock().await.record_move(segment.base);
             }
-            let mounted = Mounted {
-                segment,
-                region,
-                own: Some(memory),
-                new: true,
-                confirmed: false,
-                kept,
-                leaving: false,
-            };
+            let mounted = Mounted { has_retained, ..Mounted::new(segment, region, Some(memory)) };
             let mut segments = self.segments.lock();
             let at = at.min(segments.len());
             segments.insert(at, mounted);
@@ -173,18 +184,18 @@ impl<T: Transport> Inner<T> {
 
     /// Sends all segments to the master. New segments are mounted before that.
     pub(crate) async fn offer_listed(self: &Arc<Self>, deadline: &Deadline) -> Result<()> {
-        self.settle(deadline).await?;
+        self.register_moved(deadline).await?;
         let (new, all): (Vec<(Segment, bool)>, Vec<Segment>) = {
             let segments = self.segments.lock();
             let new = segments.iter().filter(|mounted| mounted.new && !mounted.confirmed);
             (
-                new.map(|mounted| (mounted.segment.clone(), mounted.kept)).collect(),
+                new.map(|mounted| (mounted.segment.clone(), mounted.has_retained)).collect(),
                 segments.iter().filter(|m| !m.leaving).map(|mounted| mounted.segment.clone()).collect(),
             )
         };
-        for (segment, kept) in &new {
-            if *kept {
-                self.offer_kept(segment, deadline).await?;
+        for (segment, has_retained) in &new {
+            if *has_retained {
+                self.mount_with_reserved_space(segment, deadline).await?;
             } else {
                 deadline.bound("mounting", self.master.mount(self.id, segment)).await?;
             }
@@ -196,25 +207,20 @@ impl<T: Transport> Inner<T> {
             // this process.
             deadline.bound("publishing the mount", self.engine.mounted()).await?;
         }
-        let kept: Vec<_> = {
+        let with_retained: Vec<_> = {
             let mut segments = self.segments.lock();
             segments.iter_mut().for_each(|mounted| mounted.confirmed = true);
-            let kept = |mounted: &mut Mounted<T>| std::mem::take(&mut mounted.kept).then(|| mounted.id());
-            segments.iter_mut().filter_map(kept).collect()
+            let take_id =
+                |mounted: &mut Mounted<T>| std::mem::take(&mut mounted.has_retained).then(|| mounted.id());
+            segments.iter_mut().filter_map(take_id).collect()
         };
-        if !kept.is_empty() {
-            self.announce_kept(kept);
+        if !with_retained.is_empty() {
+            self.announce_retained(with_retained);
         }
         Ok(())
     }
 
     async fn republish(&self) -> Result<()> {
-        let name = self.engine.name();
-        if let Some(at) = self.engine.handshake_addr()
-            && self.directory.locate(name).await?.as_ref() != Some(at)
-        {
-            self.directory.announce(name, at, &HandshakeConfig::default()).await?;
-        }
-        self.directory.publish(&self.engine.descriptor(), false).await
+        self.engine.publish_again().await
     }
 }

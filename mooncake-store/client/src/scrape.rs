@@ -71,6 +71,7 @@ impl Metrics {
         if !cluster.is_empty() {
             families.label("cluster_id", cluster);
         }
+        families.build_info();
         families.counter("mooncake_transfer_read_bytes", "Bytes read", self.read.bytes());
         let help = "Bytes written, once per replica";
         families.counter("mooncake_transfer_write_bytes", help, self.written.bytes());
@@ -83,6 +84,12 @@ impl Metrics {
             let help = "Transfer time of a call in microseconds";
             families.histogram(&format!("mooncake_transfer_{name}_latency"), help, 1.0, latency);
         }
+        let (is_known, seconds) = self.heartbeat();
+        let prefix = "mooncake_client_master_heartbeat";
+        let help = "1 if the master knew the client at the last heartbeat that it answered";
+        families.gauge(&format!("{prefix}_status_ok"), help, u64::from(is_known));
+        let help = "Time of the last heartbeat that the master answered, in seconds since 1970; 0 for none";
+        families.gauge(&format!("{prefix}_observation_timestamp_seconds"), help, seconds);
         self.add_calls(families);
         self.add_operations(families, Direction::Read, "read");
         self.add_operations(families, Direction::Write, "write");

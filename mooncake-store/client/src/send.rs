@@ -9,10 +9,11 @@ use mooncake_transport::engine::{self, Request};
 use mooncake_transport::{PoolBuf, Transport};
 
 use crate::buffers::{Outgoing, Part};
-use crate::deadline::late;
+use crate::deadline::{deadline_exceeded, within};
+use crate::errors::transfer_error;
 use crate::payload::Item;
-use crate::staging::{Cutter, Piece, Staging};
-use crate::writing::{Flight, Grant, Writing};
+use crate::staging::{Chunker, Piece, Staging};
+use crate::writing::{Grant, Submission, Writing};
 
 /// Connections to the clients of a put.
 type Peers<T> = [Result<engine::Target<T>>];
@@ -23,21 +24,21 @@ impl<T: Transport> Writing<'_, T> {
         let peers = std::mem::take(&mut self.peers);
         for target in &self.targets {
             if let Err(error) = &peers[target.peer] {
-                self.grants[target.grant].fail(error.clone());
+                self.grants[target.grant].fail_at(target.peer, error.clone());
             }
         }
         // The time after `landing` is left for the call that ends the put.
         let landing = self.deadline.portion(7, 8);
         self.send_direct(items, &peers, landing);
         self.send_staged(items, &peers, landing).await;
-        self.sum(items);
-        while !self.flights.is_empty() {
+        self.compute_checksums(items);
+        while !self.submissions.is_empty() {
             self.land_first().await;
         }
     }
 
     /// Computes checksums during the transfers.
-    fn sum(&mut self, items: &[Item<'_, T>]) {
+    fn compute_checksums(&mut self, items: &[Item<'_, T>]) {
         if !self.client.config.checksum {
             return;
         }
@@ -73,12 +74,12 @@ impl<T: Transport> Writing<'_, T> {
         let to_send = self.grants.iter().enumerate().filter(|(_, grant)| grant.failure.is_none());
         let values: Vec<(usize, usize)> =
             to_send.filter_map(|(index, grant)| Some((index, bytes_of(grant)?.len()))).collect();
-        let mut cutter = Cutter::new(values.into_iter(), staging.chunk());
+        let mut chunker = Chunker::new(values.into_iter(), staging.chunk());
         let mut pieces = Vec::new();
-        while cutter.fill(&mut pieces) {
-            let mut buffer = match self.room(staging, pieces.iter().map(|p| p.len).sum()).await {
+        while chunker.fill(&mut pieces) {
+            let mut buffer = match self.allocate_staging(staging, pieces.iter().map(|p| p.len).sum()).await {
                 Ok(buffer) => buffer,
-                Err(error) => return self.give_up(pieces, cutter, &error),
+                Err(error) => return self.fail_unsent(pieces, chunker, &error),
             };
             let mut at = 0;
             for piece in &pieces {
@@ -94,17 +95,17 @@ impl<T: Transport> Writing<'_, T> {
 
     /// Fails the values that could not be copied. Their remaining pieces are not posted. Transfers
     /// of their earlier pieces report outcomes of their own.
-    fn give_up(
+    fn fail_unsent(
         &mut self,
         mut pieces: Vec<Piece>,
-        mut cutter: Cutter<impl Iterator<Item = (usize, usize)>>,
+        mut chunker: Chunker<impl Iterator<Item = (usize, usize)>>,
         error: &Error,
     ) {
         loop {
             for piece in &pieces {
                 self.grants[piece.value].fail(error.clone());
             }
-            if !cutter.fill(&mut pieces) {
+            if !chunker.fill(&mut pieces) {
                 return;
             }
         }
@@ -112,13 +113,13 @@ impl<T: Transport> Writing<'_, T> {
 
     /// Allocates a staging buffer. Waits for the transfers of this put first, then for those of
     /// other calls.
-    async fn room(&mut self, staging: &Staging<T>, len: usize) -> Result<PoolBuf<T>> {
+    async fn allocate_staging(&mut self, staging: &Staging<T>, len: usize) -> Result<PoolBuf<T>> {
         loop {
-            if let Some(buffer) = staging.room(len) {
+            if let Some(buffer) = staging.try_allocate(len) {
                 return Ok(buffer);
             }
-            if self.flights.is_empty() {
-                let wait = staging.wait_for_room(len);
+            if self.submissions.is_empty() {
+                let wait = staging.allocate(len);
                 return self.deadline.bound("waiting for space in the local buffer", wait).await;
             }
             self.land_first().await;
@@ -167,32 +168,32 @@ impl<T: Transport> Writing<'_, T> {
         }
         // The transfers to one client become one consecutive run.
         posting.sort_by_key(|((_, peer), _)| *peer);
-        let (of, requests): (Vec<_>, Vec<_>) = posting.into_iter().unzip();
+        let (targets, requests): (Vec<_>, Vec<_>) = posting.into_iter().unzip();
         let ticket = self.client.engine.post_write(requests, Some(landing));
-        self.flights.push_back(Flight { results: ticket.results(), of });
+        self.submissions.push_back(Submission { results: ticket.results(), targets });
     }
 
-    /// Waits for the oldest submission. The submission stays in `flights` meanwhile, so that a drop
-    /// of the put waits for it, too.
+    /// Waits for the oldest submission. The submission stays in `submissions` meanwhile, so that a
+    /// drop of the put waits for it, too.
     async fn land_first(&mut self) {
-        let Some(flight) = self.flights.front_mut() else { return };
+        let Some(submission) = self.submissions.front_mut() else { return };
         // A transport ends its transfers in time. If it does not, the timeout releases the caller.
-        let landed = tokio::time::timeout(self.deadline.left(), &mut flight.results).await;
-        let Some(flight) = self.flights.pop_front() else { return };
-        let Ok((results, buffers)) = landed else {
-            for (grant, peer) in flight.of {
-                let error = late("a transfer");
-                self.client.failed(&self.endpoints[peer], &error);
-                self.grants[grant].lose(error);
+        let landed = within(self.deadline.left(), &mut submission.results).await;
+        let Some(submission) = self.submissions.pop_front() else { return };
+        let Some((results, buffers)) = landed else {
+            for (grant, peer) in submission.targets {
+                let error = deadline_exceeded("a transfer");
+                self.client.record_failure(&self.endpoints[peer], &error);
+                self.grants[grant].fail_transfer(peer, error);
             }
             return;
         };
         // The buffers are freed early, so that other calls can use the space.
         drop(buffers);
-        for ((grant, peer), result) in flight.of.into_iter().zip(results) {
-            self.client.note(&self.endpoints[peer], &result);
+        for ((grant, peer), result) in submission.targets.into_iter().zip(results) {
+            self.client.record_outcome(&self.endpoints[peer], &result);
             if let Err(error) = result {
-                self.grants[grant].lose(error);
+                self.grants[grant].fail_transfer(peer, transfer_error(error));
             }
         }
     }

@@ -34,7 +34,9 @@ impl<T: Transport> Staging<T> {
             Error::new(ErrorCode::InvalidParams, "the local buffer is in use by another owner")
         })?;
         let chunk = (memory.len() / CHUNKS).clamp(1, CHUNK);
-        Ok(Self { pool: BufferPool::new(memory, &PoolConfig::default())?, chunk })
+        // The callers wait for space within their deadlines, however many there are.
+        let config = PoolConfig { max_waiters: usize::MAX, ..PoolConfig::default() };
+        Ok(Self { pool: BufferPool::new(memory, &config)?, chunk })
     }
 
     /// Returns the maximum number of bytes of one chunk.
@@ -43,23 +45,23 @@ impl<T: Transport> Staging<T> {
     }
 
     /// Allocates space for bytes to send, if some is free.
-    pub(crate) fn room(&self, len: usize) -> Option<PoolBuf<T>> {
+    pub(crate) fn try_allocate(&self, len: usize) -> Option<PoolBuf<T>> {
         self.pool.try_take(len).ok()
     }
 
     /// Allocates space for bytes to send. Waits until some is free.
-    pub(crate) async fn wait_for_room(&self, len: usize) -> Result<PoolBuf<T>> {
+    pub(crate) async fn allocate(&self, len: usize) -> Result<PoolBuf<T>> {
         self.pool.take(len).await
     }
 
     /// Allocates space for a value that is read, unless too little would be left for writers. The
     /// caller can hold such a value for any time.
-    pub(crate) fn room_for_value(&self, len: usize) -> Option<PoolBuf<T>> {
+    pub(crate) fn try_allocate_value(&self, len: usize) -> Option<PoolBuf<T>> {
         let left = self.pool.capacity().saturating_sub(self.pool.used());
         if (len as u64).checked_add(self.chunk as u64)? > left {
             return None;
         }
-        self.room(len)
+        self.try_allocate(len)
     }
 
     /// Returns the number of bytes in use.
@@ -77,14 +79,14 @@ impl<T: Transport> std::fmt::Debug for Staging<T> {
 /// Divides values into batches of at most `chunk` bytes, in order. A batch holds parts of several
 /// values if they are small.
 #[derive(Debug)]
-pub(crate) struct Cutter<I> {
+pub(crate) struct Chunker<I> {
     values: I,
     current: Option<Piece>,
     chunk: usize,
 }
 
-impl<I: Iterator<Item = (usize, usize)>> Cutter<I> {
-    /// Creates a cutter for values given by index and length.
+impl<I: Iterator<Item = (usize, usize)>> Chunker<I> {
+    /// Creates a chunker for values given by index and length.
     pub(crate) fn new(values: I, chunk: usize) -> Self {
         Self { values, current: None, chunk }
     }
@@ -92,8 +94,8 @@ impl<I: Iterator<Item = (usize, usize)>> Cutter<I> {
     /// Returns the next batch in `pieces`, or false when no bytes are left.
     pub(crate) fn fill(&mut self, pieces: &mut Vec<Piece>) -> bool {
         pieces.clear();
-        let mut room = self.chunk;
-        while room > 0 {
+        let mut space = self.chunk;
+        while space > 0 {
             let Some(rest) = self
                 .current
                 .take()
@@ -101,9 +103,9 @@ impl<I: Iterator<Item = (usize, usize)>> Cutter<I> {
             else {
                 break;
             };
-            let len = rest.len.min(room);
+            let len = rest.len.min(space);
             pieces.push(Piece { len, ..rest });
-            room -= len;
+            space -= len;
             if len < rest.len {
                 self.current =
                     Some(Piece { value: rest.value, offset: rest.offset + len, len: rest.len - len });
@@ -118,9 +120,9 @@ mod tests {
     use super::*;
 
     fn fills(lens: &[usize], chunk: usize) -> Vec<Vec<(usize, usize, usize)>> {
-        let mut cutter = Cutter::new(lens.iter().copied().enumerate(), chunk);
+        let mut chunker = Chunker::new(lens.iter().copied().enumerate(), chunk);
         let (mut pieces, mut all) = (Vec::new(), Vec::new());
-        while cutter.fill(&mut pieces) {
+        while chunker.fill(&mut pieces) {
             all.push(pieces.iter().map(|p| (p.value, p.offset, p.len)).collect());
         }
         all

@@ -8,12 +8,13 @@ use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
 use mooncake_engine::transport_set::TransportSet;
 use mooncake_protocol::api::Caller;
 use mooncake_protocol::master_client::MasterClient;
+use mooncake_transport::Transport;
 use mooncake_transport::engine::{Engine, LookUps, Target};
-use mooncake_transport::{Directory, Transport};
 use parking_lot::Mutex;
 use std::fmt;
+use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -21,13 +22,14 @@ use tokio::sync::watch;
 use crate::cache::HotCache;
 use crate::config::{ClientConfig, RPC_ONLY};
 use crate::deadline::Deadline;
-use crate::disk::{Files, Owners, own};
+use crate::disk::{DiskOwners, Files, Prefetches, own};
 use crate::inventory::Inventory;
-use crate::issuer::{Asked, Issuer};
+use crate::issuer::{Issuer, RequestStamp};
 use crate::metrics::Metrics;
 use crate::mounted::{Mounted, Moving, drop_region};
 use crate::peers::Unreachable;
 use crate::promise::Promises;
+use crate::read_numbers::ReadNumbers;
 use crate::staging::Staging;
 
 /// Client of a cluster. Clones are handles of the same client. [`close`](Client::close), or
@@ -71,15 +73,15 @@ pub(crate) struct Inner<T: Transport> {
     pub(crate) moving: Mutex<Vec<Moving>>,
     pub(crate) inventory: tokio::sync::Mutex<Inventory>,
     pub(crate) promises: parking_lot::Mutex<Promises>,
-    /// Task that announces the objects of earlier masters. The task stops when `announcing_turn`
-    /// changes.
+    /// Task that announces the objects of earlier masters. The task stops when
+    /// `announcing_generation` changes.
     pub(crate) announcing: Mutex<Option<tokio::task::JoinHandle<()>>>,
-    pub(crate) announcing_turn: AtomicU64,
+    pub(crate) announcing_generation: AtomicU64,
     /// Notified when the announcement is to stop.
     pub(crate) announcing_stopped: Arc<tokio::sync::Notify>,
     /// Lock held while segments are mounted and unmounted, so that the lists of the master and of
     /// this client change in the same order.
-    pub(crate) mounting: tokio::sync::Mutex<()>,
+    pub(crate) mounting: Arc<tokio::sync::Mutex<()>>,
     pub(crate) disk: own::Slot<T>,
     /// Files that all clients share, if the master has a directory for them.
     pub(crate) files: Option<Arc<Files>>,
@@ -88,25 +90,36 @@ pub(crate) struct Inner<T: Transport> {
     pub(crate) engine: Engine<T>,
     /// True if the caller supplied the engine. Such an engine is not closed with the client.
     pub(crate) keeps_engine: bool,
-    pub(crate) directory: Directory,
     pub(crate) unreachable: Unreachable,
-    pub(crate) owners: Owners,
+    pub(crate) disk_owners: DiskOwners,
+    pub(crate) prefetches: Arc<Prefetches>,
     pub(crate) metrics: Option<Arc<Metrics>>,
     pub(crate) rng: Mutex<Rng>,
-    pub(crate) turn: AtomicUsize,
+    pub(crate) read_numbers: ReadNumbers,
+    /// True once an object was stored: the cluster has had a segment.
+    pub(crate) has_stored: AtomicBool,
+    pub(crate) next_replica: AtomicUsize,
     pub(crate) runtime: Handle,
     pub(crate) closed: watch::Sender<bool>,
     /// Permits for tasks of the master that run at the same time.
-    pub(crate) working: tokio::sync::Semaphore,
-    pub(crate) heart: Mutex<Option<tokio::task::JoinHandle<()>>>,
+    pub(crate) task_permits: tokio::sync::Semaphore,
+    pub(crate) heartbeat_task: Mutex<Option<tokio::task::JoinHandle<()>>>,
     /// Listening socket that reserves the port in the name of this client.
     pub(crate) _reserved: Option<ParentOnly<socket2::Socket>>,
+    /// Address at which the ports listen, unless they listen at every one.
+    pub(crate) bound: Option<IpAddr>,
 }
 
 impl<T: Transport> Client<T> {
     /// Returns the identifier of this client in the cluster.
     pub fn id(&self) -> ClientId {
         self.inner.id
+    }
+
+    /// Returns the address at which the ports of this client listen. `None` stands for every
+    /// address.
+    pub fn bound_address(&self) -> Option<IpAddr> {
+        self.inner.bound
     }
 
     /// Returns the name of this client, `host:port`.
@@ -140,8 +153,8 @@ impl<T: Transport> Inner<T> {
     }
 
     /// Returns the present time and look-ups, to be recorded before a request for addresses.
-    pub(crate) fn asked(&self) -> Asked {
-        Asked { at: self.config.clock.now(), known: self.engine.look_ups() }
+    pub(crate) fn request_stamp(&self) -> RequestStamp {
+        RequestStamp { at: self.config.clock.now(), look_ups: self.engine.look_ups() }
     }
 
     /// Returns an error after `close`.
@@ -169,13 +182,13 @@ impl<T: Transport> Inner<T> {
         self.unreachable.check(endpoint)?;
         let reached = deadline.bound("connecting to a client", self.engine.open(endpoint)).await;
         if let Err(error) = &reached {
-            self.failed(endpoint, error);
+            self.record_failure(endpoint, error);
         }
         reached.map_err(|error| error.context(format!("peer {endpoint}")))
     }
 
     /// Connects to the owners of memory. Each connection has an outcome of its own.
-    pub(crate) async fn reach_owners(&self, owners: &[Owner], deadline: &Deadline) -> Vec<Reached<T>> {
+    pub(crate) async fn reach_owners(&self, owners: &[MemoryOwner], deadline: &Deadline) -> Vec<Reached<T>> {
         match owners {
             [(one, issuer)] => vec![self.reach_owner(one, *issuer, deadline).await],
             many => {
@@ -186,18 +199,19 @@ impl<T: Transport> Inner<T> {
     }
 
     /// Connects to the owners of memory that the master granted. Each connection has an outcome of
-    /// its own. `known` is the state of the look-ups of the engine before the request to the
+    /// its own. `look_ups` is the state of the look-ups of the engine before the request to the
     /// master.
     pub(crate) async fn reach_granted(
         &self,
         endpoints: &[String],
-        known: LookUps,
+        look_ups: LookUps,
         deadline: &Deadline,
     ) -> Vec<Reached<T>> {
         match endpoints {
-            [one] => vec![self.reach_owner(one, Issuer::Master(known), deadline).await],
+            [one] => vec![self.reach_owner(one, Issuer::Master(look_ups), deadline).await],
             many => {
-                let reached = many.iter().map(|one| self.reach_owner(one, Issuer::Master(known), deadline));
+                let reached =
+                    many.iter().map(|one| self.reach_owner(one, Issuer::Master(look_ups), deadline));
                 futures::future::join_all(reached).await
             }
         }
@@ -210,14 +224,14 @@ impl<T: Transport> Inner<T> {
         deadline: &Deadline,
     ) -> Reached<T> {
         let mut target = self.reach(endpoint, deadline).await.map_err(Unreached::Failed)?;
-        let later = |error| {
+        let newer = |error| {
             // The failed process is an earlier one.
-            self.unreachable.answered(endpoint);
+            self.unreachable.record_response(endpoint);
             Unreached::Newer(error)
         };
-        let before = match issuer {
-            Issuer::Master(before) => before,
-            Issuer::Owner(before) => return target.pinned_to_issuer(before).map_err(later),
+        let look_ups = match issuer {
+            Issuer::Master(look_ups) => look_ups,
+            Issuer::Owner(look_ups) => return target.pinned_to_issuer(look_ups).map_err(newer),
         };
         // The mount of the client may be in progress, or the client may have ended again.
         for pause in MOUNT_PAUSES {
@@ -233,23 +247,23 @@ impl<T: Transport> Inner<T> {
             let text = format!("cannot use memory of peer {endpoint}: it is not mounted");
             return Err(Unreached::Failed(Error::new(ErrorCode::TransferFail, text)));
         }
-        target.pinned(before).map_err(later)
+        target.pinned(look_ups).map_err(newer)
     }
 
     /// Records from the outcome of a transfer whether its target responds.
-    pub(crate) fn note(&self, endpoint: &str, result: &Result<()>) {
+    pub(crate) fn record_outcome(&self, endpoint: &str, result: &Result<()>) {
         match result {
-            Ok(()) => self.unreachable.answered(endpoint),
-            Err(error) => self.failed(endpoint, error),
+            Ok(()) => self.unreachable.record_response(endpoint),
+            Err(error) => self.record_failure(endpoint, error),
         }
     }
 
-    pub(crate) fn failed(&self, endpoint: &str, error: &Error) {
+    pub(crate) fn record_failure(&self, endpoint: &str, error: &Error) {
         // The client may return with other memory or at another port. The next use looks it up
         // again.
         self.engine.forget(endpoint);
         if matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Timeout) {
-            self.unreachable.failed(endpoint);
+            self.unreachable.record_error(endpoint, error);
         }
     }
 
@@ -264,7 +278,7 @@ const MOUNT_PAUSES: [Duration; 3] =
     [Duration::from_millis(5), Duration::from_millis(20), Duration::from_millis(80)];
 
 /// Endpoint of the owner of memory, and the issuer of the address.
-pub(crate) type Owner = (String, Issuer);
+pub(crate) type MemoryOwner = (String, Issuer);
 
 /// Connection to the owner of memory, valid for the memory in one response only.
 pub(crate) type Reached<T> = Result<Target<T>, Unreached>;
@@ -323,21 +337,23 @@ impl<T: Transport> Drop for Inner<T> {
         if mounted.is_empty() || *self.closed.borrow() {
             return;
         }
+        // Another client of the engine may mount the memory.
+        mounted.iter().for_each(|mounted| self.retire_addresses(mounted));
         // Best effort: with the unmount, other clients need not wait until the master detects the
         // end.
         let (master, id) = (self.master.clone(), self.id);
         self.runtime.spawn(async move {
-            for gone in mounted {
-                if gone.is_lasting() {
-                    let _ = drop_region(Some(gone)).await;
+            for mounted_segment in mounted {
+                if mounted_segment.is_lasting() {
+                    let _ = drop_region(Some(mounted_segment)).await;
                     continue;
                 }
-                let unmount = master.unmount(id, gone.id());
-                let told = tokio::time::timeout(std::time::Duration::from_secs(1), unmount).await;
-                if !matches!(told, Ok(Ok(()))) {
+                let unmount = master.unmount(id, mounted_segment.id());
+                let outcome = tokio::time::timeout(std::time::Duration::from_secs(1), unmount).await;
+                if !matches!(outcome, Ok(Ok(()))) {
                     tracing::debug!(client = %id, "the master was not notified of a closed client");
                 }
-                let _ = drop_region(Some(gone)).await;
+                let _ = drop_region(Some(mounted_segment)).await;
             }
         });
     }

@@ -8,7 +8,7 @@ use mooncake_transport::Transport;
 use crate::cache::{HotCache, HotCacheStats};
 use crate::disk::{DiskReport, FileReport, Files, own};
 use crate::handles::ClientStatus;
-use crate::metrics::{Begun, CALLED, Metrics, Operation};
+use crate::metrics::{CURRENT_CALL, Metrics, Operation, StartedCall};
 use crate::staging::Staging;
 
 impl<'c, T: Transport> ClientStatus<'c, T> {
@@ -44,7 +44,7 @@ impl<'c, T: Transport> ClientStatus<'c, T> {
 
     /// Returns the number of objects that owners of disks have read for this client.
     pub fn disk_reads(self) -> u64 {
-        self.client.inner.owners.lent.load(Relaxed)
+        self.client.inner.disk_owners.borrowed_objects.load(Relaxed)
     }
 
     /// Returns the number of objects in this client's memory that would outlive the master now. See
@@ -63,14 +63,14 @@ impl<'c, T: Transport> ClientStatus<'c, T> {
     }
 
     /// Begins a call that consists of several calls of this client, for programs with another API.
-    pub fn begin(self, operation: Operation) -> Begun {
-        Begun(operation, self.metrics().map(|metrics| metrics.clock.now()))
+    pub fn begin(self, operation: Operation) -> StartedCall {
+        StartedCall(operation, self.metrics().map(|metrics| metrics.clock.now()))
     }
 
-    /// Runs calls that are counted as the call `begun`, from its start time on.
-    pub async fn counted<F: Future>(self, begun: Begun, calls: F) -> F::Output {
+    /// Runs calls that are counted as the call `started`, from its start time on.
+    pub async fn counted<F: Future>(self, started: StartedCall, calls: F) -> F::Output {
         match self.metrics() {
-            Some(_) => CALLED.scope(begun, calls).await,
+            Some(_) => CURRENT_CALL.scope(started, calls).await,
             None => calls.await,
         }
     }

@@ -8,12 +8,17 @@ use mooncake_transport::Transport;
 
 use crate::metrics::{Direction, Metrics, OperationCounts};
 use crate::state::{Client, Inner};
+use mooncake_protocol::message::{DISPLAY_VERSION, MASTER_VERSION};
 use mooncake_protocol::metrics::{MICROS, Micros, human};
 
 impl Metrics {
     /// Returns several lines of text: bytes, latencies, RPCs to the master, and calls of the store.
     pub fn summary(&self) -> String {
-        let mut text = String::from("Client Metrics Summary\n=== Transfer Metrics Summary ===\n");
+        let mut text = format!(
+            "Client Metrics Summary\n\
+             Build: version={MASTER_VERSION}, display_version={DISPLAY_VERSION}\n\
+             === Transfer Metrics Summary ===\n"
+        );
         let seconds = self.age().as_secs_f64().max(1e-3);
         let (read, written) = (self.read.bytes(), self.written.bytes());
         for (name, bytes) in [("Read", read), ("Write", written)] {
@@ -29,11 +34,11 @@ impl Metrics {
             ("Batch Get", &self.read.batch),
             ("Batch Put", &self.written.batch),
         ] {
-            let _ = writeln!(text, "{name}: {}", shown(latency));
+            let _ = writeln!(text, "{name}: {}", format_latency(latency));
         }
         text.push_str("\n=== RPC Metrics Summary ===\n");
         for call in self.calls.made() {
-            let _ = writeln!(text, "{}: {}", call.name, shown(&call.latency));
+            let _ = writeln!(text, "{}: {}", call.name, format_latency(&call.latency));
         }
         text.push_str("\n=== Interface Operation Metrics Summary ===\n");
         for (name, direction) in [("Read", Direction::Read), ("Write", Direction::Write)] {
@@ -52,12 +57,12 @@ impl Metrics {
 
 fn operation(text: &mut String, name: &str, counts: &OperationCounts) {
     let bytes = human(counts.bytes());
-    let latency = shown(&counts.latency);
+    let latency = format_latency(&counts.latency);
     let latency = latency.split_once(", ").map_or(String::new(), |(_, rest)| format!(", {rest}"));
     let _ = writeln!(text, "{name}: count={}, bytes={bytes}{latency}", counts.latency.count());
 }
 
-fn shown(latency: &Micros) -> String {
+fn format_latency(latency: &Micros) -> String {
     let count = latency.count();
     if count == 0 {
         return "No data".into();
@@ -100,9 +105,9 @@ mod tests {
     #[test]
     fn latencies_are_bounds() {
         let latency = Micros::default();
-        assert_eq!(shown(&latency), "No data");
+        assert_eq!(format_latency(&latency), "No data");
         (0..99).for_each(|_| latency.note(10));
         latency.note(1_000_000_000);
-        assert_eq!(shown(&latency), "count=100, p95<50μs, max>20000000μs");
+        assert_eq!(format_latency(&latency), "count=100, p95<50μs, max>20000000μs");
     }
 }

@@ -17,19 +17,19 @@ use crate::handles::ClientReplicas;
 use crate::issuer::Issuer;
 use crate::state::{Inner, Unreached, is_newer};
 use mooncake_protocol::api::{Caller, CopyToken};
-use mooncake_protocol::message::{
-    CreateCopyTask, CreateMoveTask, FetchTasks, MarkTaskToComplete, MoveStart, QueryTask,
-};
+use mooncake_protocol::message::{CreateCopyTask, CreateMoveTask, FetchTasks, MarkTaskToComplete, QueryTask};
 use mooncake_protocol::wire::{CopyPlan, Task, TaskInfo, TaskKind, TaskReport, TaskStatus};
 
 /// Maximum number of tasks that one request fetches.
-const FETCHED: u64 = 16;
+const MAX_FETCHED: u64 = 16;
 /// Maximum number of tasks that run at the same time.
-pub(crate) const AT_ONCE: usize = 4;
+pub(crate) const MAX_RUNNING: usize = 4;
 /// Pause before a copy that found no space is retried, multiplied by the number of the retry.
 const PAUSE: Duration = Duration::from_millis(50);
 /// Maximum number of repeated requests for the space of a copy.
 const CONFIRMATIONS: usize = 3;
+/// Number of times that the start and the end of a copy are sent if no response arrives.
+const REPETITIONS: usize = 3;
 /// Pause between two checks of whether a client responds after a copy to it timed out.
 const PROBE: Duration = Duration::from_secs(1);
 /// Maximum number of these checks. After ten minutes the master drops the copy.
@@ -81,7 +81,7 @@ impl<T: Transport> ClientReplicas<'_, T> {
         let inner = &self.client.inner;
         inner.usable()?;
         let keys: Vec<&[u8]> = keys.iter().map(AsRef::as_ref).collect();
-        let call = inner.master.clear_replicas(inner.id, &keys, segment);
+        let call = inner.master.clear_replicas(inner.caller(0), &keys, segment);
         inner.deadline().bound("clearing copies", call).await
     }
 
@@ -98,7 +98,7 @@ impl<T: Transport> ClientReplicas<'_, T> {
 
 /// Description of a task by the master. A copy has `targets`, a move has `target`.
 #[derive(Deserialize)]
-struct Payload {
+struct TaskPayload {
     #[serde(default)]
     tenant_id: String,
     key: String,
@@ -115,7 +115,7 @@ struct Payload {
     dynamic_replication_version_epoch: u64,
 }
 
-impl Payload {
+impl TaskPayload {
     /// Returns the token of the copy, which is zero unless the object is hot.
     fn token(&self) -> CopyToken {
         let lease = Uuid::new(self.dynamic_replication_lease_id_high, self.dynamic_replication_lease_id_low);
@@ -127,17 +127,17 @@ impl<T: Transport> Inner<T> {
     /// Fetches the tasks of the master for this client, and starts them. The heartbeat calls this
     /// function, so it does not wait for the tasks.
     pub(crate) async fn take_tasks(self: &Arc<Self>, deadline: &Deadline) -> Result<()> {
-        if self.segments.lock().is_empty() || self.working.available_permits() == 0 {
+        if self.segments.lock().is_empty() || self.task_permits.available_permits() == 0 {
             return Ok(());
         }
         let tasks = deadline
-            .bound("fetching tasks", self.master.call(FetchTasks { client: self.id, limit: FETCHED }))
+            .bound("fetching tasks", self.master.call(FetchTasks { client: self.id, limit: MAX_FETCHED }))
             .await?;
         for task in tasks {
             let client = self.clone();
             self.runtime.spawn(async move {
                 // The semaphore is never closed.
-                let Ok(_permit) = client.working.acquire().await else { return };
+                let Ok(_permit) = client.task_permits.acquire().await else { return };
                 client.finish_task(task).await;
             });
         }
@@ -145,7 +145,7 @@ impl<T: Transport> Inner<T> {
     }
 
     async fn finish_task(self: &Arc<Self>, task: Task) {
-        let outcome = self.make(&task).await;
+        let outcome = self.execute(&task).await;
         let (status, message) = match outcome {
             Ok(()) => (TaskStatus::Success, "Task completed successfully".to_owned()),
             Err(error) if error.code() == ErrorCode::NoAvailableHandle => {
@@ -155,17 +155,17 @@ impl<T: Transport> Inner<T> {
             Err(error) => (TaskStatus::Failed, format!("{}: {error}", error.code().name())),
         };
         let report = TaskReport { id: task.id, status, message };
-        let told = self
+        let outcome = self
             .deadline()
             .bound("end of a task", self.master.call(MarkTaskToComplete { client: self.id, report }))
             .await;
-        if let Err(error) = told {
+        if let Err(error) = outcome {
             tracing::debug!(client = %self.id, "the master was not notified of the end of a task: {error}");
         }
     }
 
-    async fn make(self: &Arc<Self>, task: &Task) -> Result<()> {
-        let payload: Payload = serde_json::from_str(&task.payload)
+    async fn execute(self: &Arc<Self>, task: &Task) -> Result<()> {
+        let payload: TaskPayload = serde_json::from_str(&task.payload)
             .map_err(|error| Error::invalid(format!("a task that cannot be read: {error}")))?;
         let mut tries = 0;
         loop {
@@ -181,98 +181,139 @@ impl<T: Transport> Inner<T> {
     }
 
     /// Makes one copy or move, from start to end.
-    async fn replicate(self: &Arc<Self>, kind: TaskKind, payload: &Payload) -> Result<()> {
+    async fn replicate(self: &Arc<Self>, kind: TaskKind, payload: &TaskPayload) -> Result<()> {
         let deadline = self.deadline();
-        let (key, token) = (payload.key.as_bytes(), payload.token());
-        let known = self.engine.look_ups();
-        let mut plan = self.start_copy(kind, payload, &deadline).await?;
-        let begun = Begun { kind, key: key.to_vec(), token, tenant: payload.tenant_id.clone() };
-        let made = async {
-            let known = self.confirm_copy(&begun, payload, &mut plan, known, &deadline).await?;
-            self.copy_bytes(&plan.source, &plan.targets, known, &deadline).await
+        let look_ups = self.engine.look_ups();
+        let mut job = self.new_copy(kind, payload);
+        let mut plan = self.start_copy(&mut job, payload, &deadline).await?;
+        let copied = async {
+            let look_ups = self.confirm_copy(&mut job, payload, &mut plan, look_ups, &deadline).await?;
+            self.copy_bytes(&plan.source, &plan.targets, look_ups, &deadline).await
         };
-        if let Err(error) = made.await {
+        if let Err(error) = copied.await {
             if error.kind() == ErrorKind::Timeout {
                 // Bytes of a transfer that timed out may still arrive.
-                self.runtime.spawn(revoke_later(Arc::downgrade(self), begun, plan.targets));
+                self.runtime.spawn(revoke_later(Arc::downgrade(self), job, plan.targets));
             } else {
-                self.revoke_copy(&begun).await;
+                self.revoke_copy(&job).await;
             }
             return Err(error);
         }
-        let caller = self.caller_for(&payload.tenant_id);
-        deadline.bound("end of a copy", self.master.replication_end(caller, kind, key, token)).await
+        self.end_copy(&job, &deadline).await
     }
 
-    /// Requests space for a copy or move.
-    async fn start_copy(&self, kind: TaskKind, payload: &Payload, deadline: &Deadline) -> Result<CopyPlan> {
-        let (key, source, token) = (payload.key.as_bytes(), payload.source.as_str(), payload.token());
-        let caller = self.caller_for(&payload.tenant_id);
-        match kind {
-            TaskKind::Copy => {
-                let targets: Vec<&str> = payload.targets.iter().map(String::as_str).collect();
-                let start = self.master.copy_start(caller, key, source, &targets, token);
-                deadline.bound("copy start", start).await
-            }
-            TaskKind::Move => {
-                let (Caller { client, tenant, .. }, target) = (caller, payload.target.as_str());
-                let start = self.master.call(MoveStart { client, key, tenant, source, target });
-                let plan = deadline.bound("move start", start).await?;
-                Ok(CopyPlan { source: plan.source, targets: plan.target.into_iter().collect() })
+    /// Returns a copy with a number of its own that has not started.
+    fn new_copy(&self, kind: TaskKind, payload: &TaskPayload) -> CopyJob {
+        let attempt = self.rng.lock().next_u64().max(1);
+        let (key, tenant) = (payload.key.clone().into_bytes(), payload.tenant_id.clone());
+        CopyJob { kind, key, token: payload.token(), tenant, attempt }
+    }
+
+    /// Requests space for a copy or move. If the response is lost, the request is repeated, or the
+    /// copy is revoked.
+    async fn start_copy(
+        self: &Arc<Self>,
+        job: &mut CopyJob,
+        payload: &TaskPayload,
+        deadline: &Deadline,
+    ) -> Result<CopyPlan> {
+        let targets: Vec<&str> = match job.kind {
+            TaskKind::Copy => payload.targets.iter().map(String::as_str).collect(),
+            TaskKind::Move => vec![payload.target.as_str()],
+        };
+        let mut outcome = Err(Error::from(ErrorCode::RpcFail));
+        for _ in 0..REPETITIONS {
+            let (caller, segments) = (self.caller_of(job), (payload.source.as_str(), &*targets));
+            let start = self.master.copy_start(caller, job.kind, &job.key, segments, job.token);
+            outcome = deadline.bound("copy start", start).await;
+            if !outcome.as_ref().is_err_and(is_unanswered) {
+                break;
             }
         }
+        match outcome {
+            Ok((plan, number)) => {
+                job.attempt = number;
+                Ok(plan)
+            }
+            Err(error) => {
+                if is_unanswered(&error) {
+                    let (client, job) = (self.clone(), job.clone());
+                    self.runtime.spawn(async move { client.revoke_copy(&job).await });
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Reports that the bytes of a copy are complete. If no response arrives, the copy may have
+    /// ended or not; it is then cancelled in case it has not.
+    async fn end_copy(&self, job: &CopyJob, deadline: &Deadline) -> Result<()> {
+        let mut outcome = Ok(());
+        for repetition in 0..REPETITIONS {
+            let end = self.master.replication_end(self.caller_of(job), job.kind, &job.key, job.token);
+            // A repetition has no effect on another copy, so it may come late.
+            let own = self.deadline();
+            outcome = if repetition == 0 { deadline } else { &own }.bound("end of a copy", end).await;
+            let is_final = job.attempt == 0 || !outcome.as_ref().is_err_and(is_unanswered);
+            if is_final {
+                return outcome;
+            }
+        }
+        self.revoke_copy(job).await;
+        outcome
     }
 
     /// Requests the space again while one of its owners was found after the request: it may be in
     /// memory of an earlier process. Returns the look-ups before the last request.
     async fn confirm_copy(
-        &self,
-        begun: &Begun,
-        payload: &Payload,
+        self: &Arc<Self>,
+        job: &mut CopyJob,
+        payload: &TaskPayload,
         plan: &mut CopyPlan,
-        mut known: LookUps,
+        mut look_ups: LookUps,
         deadline: &Deadline,
     ) -> Result<LookUps> {
         for _ in 0..CONFIRMATIONS {
             let targets = plan.targets.iter().filter_map(|replica| replica.location.memory());
             let targets: Vec<String> = targets.map(|at| at.endpoint.clone()).collect();
-            if !self.reach_granted(&targets, known, deadline).await.iter().any(is_newer) {
+            if !self.reach_granted(&targets, look_ups, deadline).await.iter().any(is_newer) {
                 break;
             }
-            known = self.engine.look_ups();
-            if begun.token.is_nil() {
-                self.revoke_copy(begun).await;
-                *plan = self.start_copy(begun.kind, payload, deadline).await?;
+            look_ups = self.engine.look_ups();
+            if job.token.is_nil() {
+                self.revoke_copy(job).await;
+                *job = self.new_copy(job.kind, payload);
+                *plan = self.start_copy(job, payload, deadline).await?;
                 continue;
             }
-            // After a revoke, the master would not replicate the object for a while. It refuses a
-            // second start unless the target was lost.
-            match self.start_copy(begun.kind, payload, deadline).await {
+            // After a revoke, the master would not replicate the object for a while. It repeats the
+            // plan, or refuses a second start, unless the target was lost.
+            match self.start_copy(job, payload, deadline).await {
                 Err(error) if error.code() == ErrorCode::ObjectHasReplicationTask => {}
                 again => *plan = again?,
             }
         }
-        Ok(known)
+        Ok(look_ups)
     }
 
-    /// Returns the caller of an RPC for a tenant. An empty tenant means the tenant of this client.
-    fn caller_for<'c>(&'c self, tenant: &'c str) -> Caller<'c> {
-        let caller = self.caller(0);
-        if tenant.is_empty() { caller } else { Caller { tenant, ..caller } }
+    /// Returns the caller of an RPC about a copy. An empty tenant means the tenant of this client.
+    fn caller_of<'c>(&'c self, job: &'c CopyJob) -> Caller<'c> {
+        let caller = self.caller(job.attempt);
+        if job.tenant.is_empty() { caller } else { Caller { tenant: &job.tenant, ..caller } }
     }
 
-    async fn revoke_copy(&self, begun: &Begun) {
-        let caller = self.caller_for(&begun.tenant);
-        let revoke = self.master.replication_revoke(caller, begun.kind, &begun.key, begun.token);
+    async fn revoke_copy(&self, job: &CopyJob) {
+        let caller = self.caller_of(job);
+        let revoke = self.master.replication_revoke(caller, job.kind, &job.key, job.token);
         if let Err(failed) = self.deadline().bound("revoke of a copy", revoke).await {
             tracing::debug!(client = %self.id, "a copy was not revoked: {failed}");
         }
     }
 
     /// Returns whether the owner of granted memory responds to a read.
-    async fn answers(&self, at: &MemoryLocation) -> bool {
+    async fn responds(&self, at: &MemoryLocation) -> bool {
         let deadline = self.deadline();
-        let Ok(into) = self.place(1) else { return false };
+        let Ok(into) = self.allocate_buffer(1) else { return false };
         let Ok(target) = deadline.bound("connecting to a client", self.engine.open(&at.endpoint)).await
         else {
             return false;
@@ -289,7 +330,7 @@ impl<T: Transport> Inner<T> {
         &self,
         from: &Replica,
         to: &[Replica],
-        known: LookUps,
+        look_ups: LookUps,
         deadline: &Deadline,
     ) -> Result<()> {
         let bytes = self.own_bytes(from).ok_or(ErrorCode::ReplicaNotInLocalMemory)?;
@@ -299,7 +340,7 @@ impl<T: Transport> Inner<T> {
                 replica.location.memory().filter(|at| at.size == bytes.len() as u64).ok_or_else(|| {
                     Error::internal("the master granted something else than memory for the whole of a copy")
                 })?;
-            let target = self.reach_owner(&at.endpoint, Issuer::Master(known), deadline).await;
+            let target = self.reach_owner(&at.endpoint, Issuer::Master(look_ups), deadline).await;
             let target = target.map_err(Unreached::into_error)?;
             requests.push(Request::new(&target, at.address, bytes.clone()));
         }
@@ -323,12 +364,20 @@ fn may_land_first(results: Vec<Result<()>>) -> Result<()> {
     results.into_iter().filter_map(Result::err).min_by_key(|error| !first(error)).map_or(Ok(()), Err)
 }
 
-/// Copy or move that the master has started.
-struct Begun {
+/// Copy or move of this client.
+#[derive(Clone)]
+struct CopyJob {
     kind: TaskKind,
     key: Vec<u8>,
     token: CopyToken,
     tenant: String,
+    /// Number of the copy; 0 if the master does not number copies.
+    attempt: u64,
+}
+
+/// Returns whether the master may have handled a call although no response arrived.
+fn is_unanswered(error: &Error) -> bool {
+    matches!(error.code(), ErrorCode::RpcFail | ErrorCode::RpcTimeout)
 }
 
 /// Revokes a copy whose bytes may still be in transit, so that its object can be replaced and
@@ -337,18 +386,18 @@ struct Begun {
 /// The revoke waits until the target clients respond. They have then received everything that was
 /// sent to them before. The master also keeps the space in quarantine for some time. If a target
 /// does not return, the master drops the copy by itself.
-async fn revoke_later<T: Transport>(client: Weak<Inner<T>>, begun: Begun, to: Vec<Replica>) {
+async fn revoke_later<T: Transport>(client: Weak<Inner<T>>, job: CopyJob, to: Vec<Replica>) {
     let mut waiting: Vec<_> = to.iter().filter_map(|replica| replica.location.memory()).collect();
     for _ in 0..PROBES {
         {
             let Some(client) = client.upgrade().filter(|client| client.usable().is_ok()) else { return };
             while let Some(at) = waiting.last()
-                && client.answers(at).await
+                && client.responds(at).await
             {
                 waiting.pop();
             }
             if waiting.is_empty() {
-                return client.revoke_copy(&begun).await;
+                return client.revoke_copy(&job).await;
             }
         }
         tokio::time::sleep(PROBE).await;

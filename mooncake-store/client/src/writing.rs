@@ -23,6 +23,8 @@ pub(crate) struct Grant<'a> {
     pub(crate) checksum: Option<u64>,
     /// Reason why the bytes were not written.
     pub(crate) failure: Option<Error>,
+    /// Index of the endpoint that failed first.
+    pub(crate) failed_at: Option<usize>,
     /// True if bytes may still arrive in the space.
     pub(crate) late: bool,
     /// True if the write has ended, was revoked, or is left to the master.
@@ -37,10 +39,18 @@ impl Grant<'_> {
         self.failure.get_or_insert(error);
     }
 
-    /// Records a failed transfer. After a timeout its bytes may still arrive.
-    pub(crate) fn lose(&mut self, error: Error) {
-        self.late |= error.kind() == ErrorKind::Timeout;
+    /// Records a failure of the client at an endpoint.
+    pub(crate) fn fail_at(&mut self, peer: usize, error: Error) {
+        if self.failure.is_none() {
+            self.failed_at = Some(peer);
+        }
         self.fail(error);
+    }
+
+    /// Records a failed transfer to an endpoint. After a timeout its bytes may still arrive.
+    pub(crate) fn fail_transfer(&mut self, peer: usize, error: Error) {
+        self.late |= error.kind() == ErrorKind::Timeout;
+        self.fail_at(peer, error);
     }
 }
 
@@ -51,21 +61,21 @@ pub(crate) struct Writing<'a, T: Transport> {
     pub(crate) deadline: &'a Deadline,
     pub(crate) attempt: Attempt,
     /// Keys of the request for space that has no response yet.
-    pub(crate) asking: Vec<&'a [u8]>,
+    pub(crate) unanswered_keys: Vec<&'a [u8]>,
     pub(crate) grants: Vec<Grant<'a>>,
-    pub(crate) targets: Vec<Target>,
+    pub(crate) targets: Vec<ReplicaTarget>,
     pub(crate) endpoints: Vec<String>,
     /// Look-ups that the engine had made before the request for space.
-    pub(crate) known: LookUps,
+    pub(crate) look_ups: LookUps,
     /// Connections to the targets, in the order of `endpoints`.
     pub(crate) peers: Vec<Result<engine::Target<T>>>,
-    pub(crate) flights: VecDeque<Flight<T>>,
+    pub(crate) submissions: VecDeque<Submission<T>>,
     /// True if some replica is of a kind that this client does not write.
-    pub(crate) others: bool,
+    pub(crate) has_other_replicas: bool,
 }
 
 /// Replica to write.
-pub(crate) struct Target {
+pub(crate) struct ReplicaTarget {
     /// Index of the grant.
     pub(crate) grant: usize,
     /// Index of the endpoint.
@@ -75,16 +85,16 @@ pub(crate) struct Target {
 }
 
 /// A submission in progress.
-pub(crate) struct Flight<T: Transport> {
+pub(crate) struct Submission<T: Transport> {
     pub(crate) results: Results<Vec<Request<T, Outgoing<T>>>>,
     /// Grant and endpoint of each transfer.
-    pub(crate) of: Vec<(usize, usize)>,
+    pub(crate) targets: Vec<(usize, usize)>,
 }
 
-impl<T: Transport> Flight<T> {
+impl<T: Transport> Submission<T> {
     /// Waits for all transfers. Returns the outcome of each with its grant.
     pub(crate) async fn landed(self) -> impl Iterator<Item = (usize, Result<()>)> {
         let (results, _) = self.results.await;
-        self.of.into_iter().map(|(grant, _)| grant).zip(results)
+        self.targets.into_iter().map(|(grant, _)| grant).zip(results)
     }
 }

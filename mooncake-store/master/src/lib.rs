@@ -7,7 +7,7 @@
 //!
 //! | folder | subject | main types |
 //! |---|---|---|
-//! | `model/` | options, segments, disks, copy jobs, tenants, groups, snapshots | [`MasterOptions`], `MountedSegment`, `CopyJobs` |
+//! | `model/` | options, segments, disks, copy jobs, tenants, groups, weights, snapshots | [`MasterOptions`], `MountedSegment`, `CopyJobs` |
 //! | `directory/` | objects by key, in shards; order of eviction; why objects left | `Directory`, `Shard`, `Object` |
 //! | `space/` | placement, leases, quarantine, eviction | `Space` |
 //! | `jobs/` | tasks, copies, drains, hot replicas, offload, recovery | `Jobs` |
@@ -22,16 +22,22 @@
 //! another party is called.
 //!
 //! 1. The drain jobs.
-//! 2. The retired segments. This lock covers mounts, unmounts and expiry; the table of ledgers is
-//!    inside of it.
+//! 2. The search for replicas in retired segments, then the retired segments. The latter lock
+//!    covers mounts, unmounts and expiry; the table of ledgers is inside of it.
 //! 3. A shard of the directory. Inside of it: the table of groups, then the keys of a group; the
-//!    table of hot objects; the recovered state; the table of disks, then one disk.
+//!    table of hot objects; the table of managed weights; the recovered state; the table of disks,
+//!    then one disk; the table of readers, then the work that waits for one of them.
 //! 4. The registry of segments.
 //! 5. The space of one segment.
 //! 6. A ledger, and the table of tenants.
 //!
+//! The ledgers have a list for their budget, which is locked inside of a shard and around each of
+//! them in turn. The groups of which a part was evicted are locked inside of nothing.
+//!
 //! The curve of hits by memory, and inside of it the queue of its events, are locked inside of
-//! nothing. The tables of clients and of tasks are locked inside of nothing but the drain jobs.
+//! nothing. The table of clients is locked inside of nothing but the retired segments. While
+//! clients expire, the table of ledgers is locked inside of it. The table of tasks is locked inside
+//! of nothing but the drain jobs.
 //! Every method is synchronous and short; [`Master::tick`] does the work that takes longer.
 
 #![deny(unsafe_code)]
@@ -41,6 +47,7 @@ mod directory;
 mod jobs;
 mod model;
 mod space;
+mod sync;
 
 pub use self::calls::Master;
 pub use self::calls::put::Put;
@@ -60,5 +67,6 @@ pub use self::model::snapshot::Snapshot;
 pub use self::model::stats::{DiskStats, SegmentStats, Stats};
 pub use self::model::tenants::{TenantInfo, TenantQuota, is_tenant};
 pub use self::model::value::Writer;
+pub use self::space::group_rests::RunBlocking;
 #[cfg(feature = "testkit")]
 pub use self::space::injected_bug::Bug;

@@ -2,7 +2,7 @@
 
 use mooncake_core::ids::{ClientId, Uuid};
 
-pub use crate::wire::{EndItem, PingReply};
+pub use crate::wire::{EndItem, PingReply, ProbePolicy};
 
 /// Tenant of every call if the cluster has no tenants.
 pub const DEFAULT_TENANT: &str = "default";
@@ -32,8 +32,8 @@ pub struct Caller<'a> {
     pub client: ClientId,
     /// Tenant of the objects; [`DEFAULT_TENANT`] if the cluster has no tenants.
     pub tenant: &'a str,
-    /// Number of the write that the call belongs to, drawn at random for each put start; 0 for
-    /// none. `MasterClient::fences_writes` tells whether the master respects it.
+    /// Number of the write or copy that the call belongs to, drawn at random for each start; 0 for
+    /// none. `MasterClient::fences_writes` tells whether the master respects that of a write.
     pub attempt: u64,
 }
 

@@ -5,6 +5,7 @@ use mooncake_core::error::{Error, Result};
 use super::frame::{Refusal, Status};
 use super::heartbeat::Class;
 use super::pack::{self, Answer, Items, Pack, Unpack, Wire, Writer};
+use super::wire::WeightError;
 
 /// Version of Mooncake C++ that the table of calls is taken from.
 pub const TABLE_VERSION: &str = "0.3.13.post1";
@@ -35,7 +36,8 @@ pub struct Treatment {
     /// Name of the counters of requests and items in the metrics. A call that has both names counts
     /// as a batch unless it is about one item.
     pub batch_counter: Option<&'static str>,
-    /// True if the call visits every object. With millions of objects this takes long.
+    /// True if the call visits every object, or may have to. With millions of objects this takes
+    /// long.
     pub visits_all: bool,
     /// True if the call serves to outlive the master. An embedded master refuses it.
     pub remote_only: bool,
@@ -44,7 +46,7 @@ pub struct Treatment {
 impl Treatment {
     /// Treatment of a call whose row in the table names none.
     pub const DEFAULT: Self = Self {
-        class: Class::Kept,
+        class: Class::Critical,
         counter: None,
         batch_counter: None,
         visits_all: false,
@@ -57,8 +59,9 @@ pub trait Reply: Pack + for<'a> Unpack<'a> {
     /// The response inside a process, where an error has a context.
     type Outcome;
 
-    /// Appends a response to the call of this name as a body. Returns the outcomes of its items.
-    fn encode(outcome: Self::Outcome, call: &str, out: &mut Vec<u8>) -> Tally;
+    /// Appends a response to the call of this name as a body, with its compatible fields if the
+    /// caller knows them. Returns the outcomes of its items.
+    fn encode(outcome: Self::Outcome, call: &str, with_members: bool, out: &mut Vec<u8>) -> Tally;
 
     /// Converts a decoded response.
     fn into_outcome(self) -> Self::Outcome;
@@ -70,8 +73,8 @@ pub type Outcome<R> = <<R as Request>::Reply as Reply>::Outcome;
 impl<T: Pack + for<'a> Unpack<'a>> Reply for Answer<T> {
     type Outcome = Result<T>;
 
-    fn encode(outcome: Result<T>, _: &str, out: &mut Vec<u8>) -> Tally {
-        pack::encode(&outcome, out);
+    fn encode(outcome: Result<T>, _: &str, with_members: bool, out: &mut Vec<u8>) -> Tally {
+        pack::encode_reply(&outcome, with_members, out);
         Tally::of([&outcome])
     }
 
@@ -83,8 +86,8 @@ impl<T: Pack + for<'a> Unpack<'a>> Reply for Answer<T> {
 impl<T: Pack + for<'a> Unpack<'a>> Reply for Vec<Answer<T>> {
     type Outcome = Vec<Result<T>>;
 
-    fn encode(outcome: Vec<Result<T>>, _: &str, out: &mut Vec<u8>) -> Tally {
-        pack::encode(&outcome, out);
+    fn encode(outcome: Vec<Result<T>>, _: &str, with_members: bool, out: &mut Vec<u8>) -> Tally {
+        pack::encode_reply(&outcome, with_members, out);
         Tally::of(&outcome)
     }
 
@@ -93,11 +96,25 @@ impl<T: Pack + for<'a> Unpack<'a>> Reply for Vec<Answer<T>> {
     }
 }
 
+/// Encoding of a response about managed weights, whose errors have numbers of their own.
+impl<T: Pack + for<'a> Unpack<'a>> Reply for Result<T, WeightError> {
+    type Outcome = Self;
+
+    fn encode(outcome: Self, _: &str, with_members: bool, out: &mut Vec<u8>) -> Tally {
+        pack::encode_reply(&outcome, with_members, out);
+        Tally::of([&outcome])
+    }
+
+    fn into_outcome(self) -> Self {
+        self
+    }
+}
+
 /// Encoding of a count as a body without a field for an error: a failed call has the count 0.
 impl Reply for i64 {
     type Outcome = Result<i64>;
 
-    fn encode(outcome: Result<i64>, call: &str, out: &mut Vec<u8>) -> Tally {
+    fn encode(outcome: Result<i64>, call: &str, _: bool, out: &mut Vec<u8>) -> Tally {
         let tally = Tally::of([&outcome]);
         let count = outcome.unwrap_or_else(|error| {
             tracing::warn!(%error, "{call} failed");
@@ -116,7 +133,7 @@ impl Reply for i64 {
 impl Reply for bool {
     type Outcome = bool;
 
-    fn encode(outcome: bool, _: &str, out: &mut Vec<u8>) -> Tally {
+    fn encode(outcome: bool, _: &str, _: bool, out: &mut Vec<u8>) -> Tally {
         pack::encode(&outcome, out);
         Tally::default()
     }
@@ -136,13 +153,13 @@ pub struct Tally {
 }
 
 impl Tally {
-    fn of<'r, T: 'r>(outcomes: impl IntoIterator<Item = &'r Result<T>>) -> Self {
+    fn of<'r, T: 'r, E: 'r>(outcomes: impl IntoIterator<Item = &'r Result<T, E>>) -> Self {
         let mut tally = Self::default();
         outcomes.into_iter().for_each(|outcome| tally.add(outcome));
         tally
     }
 
-    fn add<T>(&mut self, outcome: &Result<T>) {
+    fn add<T, E>(&mut self, outcome: &Result<T, E>) {
         self.items += 1;
         self.failed += u64::from(outcome.is_err());
     }
@@ -170,12 +187,37 @@ pub trait Handle<R: Request> {
 pub struct Response<'o> {
     out: &'o mut Vec<u8>,
     tally: Tally,
+    receipt: Option<u64>,
+    with_members: bool,
 }
 
 impl<'o> Response<'o> {
-    /// Creates a response whose body is appended to `out`.
+    /// Creates a response whose body is appended to `out`. It has no compatible fields.
     pub fn new(out: &'o mut Vec<u8>) -> Self {
-        Self { out, tally: Tally::default() }
+        Self { out, tally: Tally::default(), receipt: None, with_members: false }
+    }
+
+    /// Permits compatible fields in the response to a request from Mooncake C++, which knows or
+    /// ignores them. Earlier versions of this system refuse them.
+    #[must_use]
+    pub fn to_request(self, body: &[u8]) -> Self {
+        Self { with_members: pack::is_spelled(body), ..self }
+    }
+
+    /// Returns whether the response may have compatible fields.
+    pub fn may_have_members(&self) -> bool {
+        self.with_members
+    }
+
+    /// Sets the logical time at which the server had read the request.
+    #[must_use]
+    pub fn received_at(self, receipt: Option<u64>) -> Self {
+        Self { receipt, ..self }
+    }
+
+    /// Returns the logical time at which the server had read the request, if it is known.
+    pub fn receipt(&self) -> Option<u64> {
+        self.receipt
     }
 
     /// Returns the outcomes of the items so far.
@@ -185,7 +227,7 @@ impl<'o> Response<'o> {
 
     /// Encodes the response of the call `R`.
     pub fn set<R: Request>(&mut self, outcome: Outcome<R>) {
-        self.tally = R::Reply::encode(outcome, R::NAME, self.out);
+        self.tally = R::Reply::encode(outcome, R::NAME, self.with_members, self.out);
     }
 
     /// Encodes the response of the call `R` about one item, whose value `write` appends.
@@ -203,15 +245,35 @@ impl<'o> Response<'o> {
         self.write::<R, T>(Items::One { longest: 0 }, |_, out| write(out))
     }
 
-    /// Encodes the response of the call `R` about the first of `asked` items. `write` appends the
-    /// value, whose lists have at most `asked` items, and returns the number of items that it is
-    /// about. The other items count as failed.
+    /// Encodes the response of the call `R` about one request. `write` appends the value, in which
+    /// lengths are at most `longest`.
     ///
     /// # Errors
-    /// Returns `BadResult` if a name in the value has 256 bytes or more and `asked` is small.
+    /// Returns `BadResult` if a length in the value exceeds `longest` by much.
+    pub fn write_value<R, T>(
+        &mut self,
+        longest: usize,
+        mut write: impl FnMut(&mut Writer<'_>),
+    ) -> Result<(), Refusal>
+    where
+        R: Request<Reply = Answer<T>>,
+        T: Wire,
+    {
+        self.write::<R, T>(Items::One { longest }, |_, out| {
+            write(out);
+            Ok(())
+        })
+    }
+
+    /// Encodes the response of the call `R` about the first of `requested` items. `write` appends
+    /// the value, whose lists have at most `requested` items, and returns the number of items that
+    /// it is about. The other items count as failed.
+    ///
+    /// # Errors
+    /// Returns `BadResult` if a name in the value has 256 bytes or more and `requested` is small.
     pub fn write_front<R, T>(
         &mut self,
-        asked: usize,
+        requested: usize,
         mut write: impl FnMut(&mut Writer<'_>) -> usize,
     ) -> Result<(), Refusal>
     where
@@ -219,12 +281,12 @@ impl<'o> Response<'o> {
         T: Wire,
     {
         let mut found = 0;
-        let written = self.write::<R, T>(Items::One { longest: asked }, |_, out| {
+        let written = self.write::<R, T>(Items::One { longest: requested }, |_, out| {
             found = write(out);
             Ok(())
         });
-        let failed = asked.saturating_sub(found);
-        self.tally = Tally { items: asked as u64, failed: failed as u64 };
+        let failed = requested.saturating_sub(found);
+        self.tally = Tally { items: requested as u64, failed: failed as u64 };
         written
     }
 

@@ -1,4 +1,4 @@
-//! RPC client: a pool of connections, each lent to one call at a time.
+//! RPC client: a pool of connections, each used by one call at a time.
 //!
 //! A call writes its request in one piece and reads the response in the task of the caller, so that
 //! no other task is involved. A dropped call closes its connection. A connection that was closed
@@ -20,7 +20,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::timeout;
 
 use super::connection::{Broken, Connection, body_of};
-use super::frame::DEFAULT_MAX_BODY;
+use super::frame::{DEFAULT_MAX_BODY, Status};
 use super::message::{Ping, Request};
 use super::meter::CallMeter;
 use super::retry::RetryBudget;
@@ -101,6 +101,17 @@ impl RpcClient {
         &self.place
     }
 
+    /// Closes the idle connections that the server has closed. Returns whether idle connections
+    /// remain.
+    pub fn close_departed(&self) -> bool {
+        let is_used = |lane: &Lane| {
+            let mut idle = lane.idle.lock();
+            idle.retain(|pooled| pooled.connection.is_quiet());
+            !idle.is_empty()
+        };
+        is_used(&self.calls) | is_used(&self.heartbeats)
+    }
+
     /// Makes a call.
     ///
     /// # Errors
@@ -119,16 +130,16 @@ impl RpcClient {
         let body = body_of(request);
         let counted = self.options.meter.as_ref().map(|meter| (meter, meter.begin(), counted));
         let sent = self.send(R::FUNCTION, R::NAME, &body).await;
-        let answer = sent.and_then(|lent| self.decode::<R>(lent));
+        let answer = sent.and_then(|checked_out| self.decode::<R>(checked_out));
         if let Some((meter, began, function)) = counted {
             meter.end(function, began, answer.is_ok());
         }
         answer
     }
 
-    fn decode<R: Request>(&self, lent: Lent<'_>) -> Result<R::Reply> {
-        let reply = lent.pooled.connection.reply::<R>(&self.place);
-        lent.give_back();
+    fn decode<R: Request>(&self, checked_out: CheckedOut<'_>) -> Result<R::Reply> {
+        let reply = checked_out.pooled.connection.reply::<R>(&self.place);
+        checked_out.check_in();
         reply
     }
 
@@ -141,31 +152,39 @@ impl RpcClient {
         function: u32,
         name: &'static str,
         body: &'a (dyn Fn(&mut Vec<u8>) + Sync),
-    ) -> BoxFuture<'a, Result<Lent<'a>>> {
-        let round = async move {
-            let mut tries = 0;
-            loop {
-                let lent = self.round_trip(function, body).await?;
-                if !lent.pooled.connection.is_refused_for_now() {
-                    self.retries.earn();
-                    return Ok(lent);
-                }
-                let Some(pause) = self.retries.spend(tries) else { return Ok(lent) };
-                tries += 1;
-                lent.give_back();
-                tokio::time::sleep(pause).await;
-            }
-        };
+    ) -> BoxFuture<'a, Result<CheckedOut<'a>>> {
         Box::pin(async move {
+            let mut tries = 0;
+            let round = async {
+                let mut turn = None;
+                loop {
+                    let checked_out = self.round_trip(function, body).await?;
+                    if !checked_out.pooled.connection.is_refused_for_now() {
+                        self.retries.earn();
+                        return Ok(checked_out);
+                    }
+                    if is_planted("refused-calls-give-up") && self.retries.spend(tries).is_none() {
+                        return Ok(checked_out);
+                    }
+                    checked_out.check_in();
+                    self.retries.await_retry(tries, &mut turn).await;
+                    tries += 1;
+                }
+            };
             match timeout(self.options.call_timeout, round).await {
                 Ok(outcome) => outcome.map_err(|error: Error| error.context(name)),
+                Err(_) if tries > 0 => Err(self.overloaded(name)),
                 Err(_) => Err(self.timed_out(name)),
             }
         })
     }
 
     /// Sends one request and reads its reply, which stays in the connection's buffer.
-    async fn round_trip(&self, function: u32, body: &(dyn Fn(&mut Vec<u8>) + Sync)) -> Result<Lent<'_>> {
+    async fn round_trip(
+        &self,
+        function: u32,
+        body: &(dyn Fn(&mut Vec<u8>) + Sync),
+    ) -> Result<CheckedOut<'_>> {
         let lane = match function {
             Ping::FUNCTION if !is_planted("heartbeats-in-line") => &self.heartbeats,
             _ => &self.calls,
@@ -197,7 +216,7 @@ impl RpcClient {
                 answered => answered,
             };
             match answered {
-                Ok(()) => return Ok(Lent { lane, pooled, _slot: slot.take() }),
+                Ok(()) => return Ok(CheckedOut { lane, pooled, _slot: slot.take() }),
                 Err(broken) if reused && broken.closed_while_idle() => {
                     // The other idle connections were most likely closed, too.
                     lane.idle.lock().clear();
@@ -258,6 +277,17 @@ impl RpcClient {
         Ok(Pooled { connection: Connection::new(stream, self.options.max_body), to })
     }
 
+    fn overloaded(&self, name: &'static str) -> Error {
+        let (status, waited) = (Status::Overloaded, self.options.call_timeout);
+        let text = format!(
+            "{} refused the call for {waited:?}: {} ({})",
+            self.place,
+            status.text(),
+            status.number()
+        );
+        Error::new(ErrorCode::RpcFail, text).context(name)
+    }
+
     fn timed_out(&self, name: &'static str) -> Error {
         let text = format!("{} did not answer within {:?}", self.place, self.options.call_timeout);
         Error::new(ErrorCode::RpcTimeout, text).context(name)
@@ -271,17 +301,17 @@ struct Pooled {
     to: Arc<str>,
 }
 
-/// A connection lent to a call. It is closed on drop; only [`Lent::give_back`] returns it to the
-/// pool.
+/// Pooled connection that a call uses. It is closed on drop; only [`CheckedOut::check_in`] returns
+/// it to the pool.
 #[derive(Debug)]
-struct Lent<'p> {
+struct CheckedOut<'p> {
     lane: &'p Lane,
     pooled: Pooled,
     _slot: Option<SemaphorePermit<'p>>,
 }
 
-impl Lent<'_> {
-    fn give_back(mut self) {
+impl CheckedOut<'_> {
+    fn check_in(mut self) {
         self.pooled.connection.clear();
         self.lane.idle.lock().push(self.pooled);
     }

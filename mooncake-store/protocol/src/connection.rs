@@ -19,7 +19,7 @@ use super::message::MASTER_VERSION;
 use super::pack;
 
 /// Maximum buffer size that an idle connection keeps, in bytes.
-const KEPT_BUFFER: usize = 64 << 10;
+const MAX_IDLE_BUFFER: usize = 64 << 10;
 
 /// Socket that carries calls.
 pub trait Carrier: AsFd + Send {
@@ -55,13 +55,13 @@ pub struct Connection<C: Carrier> {
     inbox: Vec<u8>,
     seq: u32,
     /// True while a request is sent and not yet answered.
-    asking: bool,
+    is_awaiting_reply: bool,
     busy_poll: BusyPoll,
 }
 
 impl<C: Carrier> Drop for Connection<C> {
     fn drop(&mut self) {
-        if self.asking {
+        if self.is_awaiting_reply {
             // A request without a waiting caller must not arrive late: discard the bytes that the
             // kernel still holds.
             let _ = socket2::SockRef::from(&self.carrier).set_linger(Some(Duration::ZERO));
@@ -87,7 +87,7 @@ impl<C: Carrier> Connection<C> {
             outbox: Vec::new(),
             inbox: Vec::new(),
             seq: FIRST_SEQ,
-            asking: false,
+            is_awaiting_reply: false,
             busy_poll: BusyPoll::default(),
         }
     }
@@ -146,7 +146,7 @@ impl<C: Carrier> Connection<C> {
         self.seq = self.seq.wrapping_add(1) | FIRST_SEQ;
         self.outbox.clear();
         self.inbox.clear();
-        self.asking = true;
+        self.is_awaiting_reply = true;
         let attached = u32::try_from(attachment.len()).unwrap_or(u32::MAX);
         frame::begin_attached(&mut self.outbox, self.seq, function, body, attached);
         let len = self.outbox.len().saturating_add(attachment.len());
@@ -172,7 +172,7 @@ impl<C: Carrier> Connection<C> {
             let broken = |cause| Broken { cause, answered };
             let missing = match frame::parse_reply(&self.inbox, self.max_body) {
                 Ok(Parsed::Whole(reply, used)) if reply.seq == self.seq && used == self.inbox.len() => {
-                    self.asking = false;
+                    self.is_awaiting_reply = false;
                     return Ok(());
                 }
                 Ok(Parsed::Whole(reply, _)) => {
@@ -245,7 +245,7 @@ impl<C: Carrier> Connection<C> {
     pub fn clear(&mut self) {
         for buffer in [&mut self.inbox, &mut self.outbox] {
             buffer.clear();
-            buffer.shrink_to(KEPT_BUFFER);
+            buffer.shrink_to(MAX_IDLE_BUFFER);
         }
     }
 }
@@ -278,13 +278,15 @@ fn refused<R: Request>(status: Status, body: &[u8], server: &dyn Display) -> Err
         }
         Status::InvalidArguments | Status::UnknownVersion => ErrorCode::InvalidVersion,
         Status::Timeout => ErrorCode::RpcTimeout,
+        Status::TooLarge => ErrorCode::InvalidParams,
         _ => ErrorCode::RpcFail,
     };
     let ours = match code {
         ErrorCode::InvalidVersion => format!(" (this side speaks version {TABLE_VERSION})"),
         _ => String::new(),
     };
-    refusal(code, (status, body), server, &ours).context(R::NAME)
+    let error = refusal(code, (status, body), server, &ours).context(R::NAME);
+    if status == Status::TooLarge { error.with_reason(Reason::TooLong) } else { error }
 }
 
 fn refusal(code: ErrorCode, (status, body): (Status, &[u8]), server: &dyn Display, more: &str) -> Error {
@@ -347,10 +349,14 @@ impl Broken {
         match self.cause {
             Cause::Oversized { len, max } => {
                 Error::invalid(format!("a request of {len} bytes; at most {max} are sent"))
+                    .with_reason(Reason::TooLong)
             }
             Cause::Deposed => broke(&"the leader was deposed"),
             Cause::Closed => broke(&"closed by the other side"),
             Cause::Io(error) => broke(&error).with_source(error),
+            Cause::Frame(error @ FrameError::TooLong { .. }) => {
+                broke(&error).with_source(error).with_reason(Reason::ResponseTooLong)
+            }
             Cause::Frame(error) => broke(&error).with_source(error),
             Cause::Seq { sent, got } => {
                 let (sent, got) = (sent & !FIRST_SEQ, got & !FIRST_SEQ);

@@ -7,7 +7,9 @@ pub const REQUEST_HEAD: usize = 20;
 /// Length of a reply header in bytes.
 pub const REPLY_HEAD: usize = 16;
 /// Default of the maximum length of body and attachment together.
-pub const DEFAULT_MAX_BODY: usize = 64 << 20;
+pub const DEFAULT_MAX_BODY: usize = super::pack::MAX_BODY;
+/// Maximum length of the body of a reply in bytes. Clients of this project refuse longer ones.
+pub const MAX_REPLY: usize = DEFAULT_MAX_BODY;
 /// Minimum size of a read from a socket, in bytes.
 const READ_CHUNK: usize = 16 << 10;
 
@@ -235,10 +237,15 @@ pub fn begin_attached(
 }
 
 /// Appends a reply; `body` appends its body and returns the status, with a message in [`Err`].
-pub fn write_reply(out: &mut Vec<u8>, seq: u32, body: impl FnOnce(&mut Vec<u8>) -> Result<(), Refusal>) {
+/// Returns the status of the reply.
+pub fn write_reply(
+    out: &mut Vec<u8>,
+    seq: u32,
+    body: impl FnOnce(&mut Vec<u8>) -> Result<(), Refusal>,
+) -> Status {
     let start = begin_reply(out, seq);
     let outcome = body(out);
-    end_reply(out, start, outcome);
+    end_reply(out, start, outcome)
 }
 
 /// Appends the header of a reply, whose body follows. Returns the start of the reply for
@@ -251,18 +258,52 @@ pub fn begin_reply(out: &mut Vec<u8>, seq: u32) -> usize {
     start
 }
 
-/// Completes the reply that begins at `start`, with the status and a message in [`Err`].
-pub fn end_reply(out: &mut Vec<u8>, start: usize, mut outcome: Result<(), Refusal>) {
-    if out.len() - start - REPLY_HEAD > u32::MAX as usize {
-        outcome = Err((Status::TooLarge, "the response exceeds the maximum length of a frame".to_owned()));
+/// Completes the reply that begins at `start`, with the status and a message in [`Err`]. Returns
+/// the status.
+pub fn end_reply(out: &mut Vec<u8>, start: usize, mut outcome: Result<(), Refusal>) -> Status {
+    let len = out.len() - start - REPLY_HEAD;
+    if len > MAX_REPLY && outcome.is_ok() {
+        outcome = Err(too_large("a call", format_args!("len={len}"), "ask for less at a time"));
     }
+    let mut sent = Status::Ok;
     if let Err((status, text)) = outcome {
+        sent = status;
         out.truncate(start + REPLY_HEAD);
         out[start + 2] = status.number();
         super::pack::encode_spelled(&text, out);
     }
     let len = body_len(out, start + REPLY_HEAD);
     out[start + 8..start + 12].copy_from_slice(&len);
+    sent
+}
+
+/// Header of a request whose body and attachment are longer than a server accepts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OversizedRequest {
+    /// Sequence number, repeated in the reply.
+    pub seq: u32,
+    /// Number of the called function.
+    pub function: u32,
+    /// Length of the whole request with its header, in bytes.
+    pub len: u64,
+}
+
+impl OversizedRequest {
+    /// Reads the header of the request at the beginning of `bytes`.
+    pub fn read(bytes: &[u8]) -> Option<Self> {
+        let head = bytes.first_chunk::<REQUEST_HEAD>()?;
+        let len = REQUEST_HEAD as u64 + u64::from(word(head, 12)) + u64::from(word(head, 16));
+        Some(Self { seq: word(head, 4), function: word(head, 8), len })
+    }
+}
+
+/// Returns the refusal of a call whose response would exceed [`MAX_REPLY`], with its fields and
+/// what the caller can do.
+pub fn too_large(call: &str, fields: fmt::Arguments<'_>, advice: &str) -> Refusal {
+    let text = format!(
+        "cannot answer {call}: the response exceeds the maximum length. {fields} max={MAX_REPLY}; {advice}"
+    );
+    (Status::TooLarge, text)
 }
 
 /// Reserves buffer space for missing bytes, at most as much as has arrived already, because the
@@ -359,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn every_prefix_asks_for_what_is_missing_and_no_more_than_the_frame() {
+    fn prefix_reports_missing_bytes_within_frame() {
         for cut in 0..REQUEST.len() {
             let Parsed::Partial(missing) = parse_request(&REQUEST[..cut], 100).unwrap() else {
                 panic!("{cut} bytes are no frame")

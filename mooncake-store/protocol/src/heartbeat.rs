@@ -20,7 +20,7 @@ pub enum Class {
     /// Handled before all others. It takes only some microseconds.
     Heartbeat,
     /// Handled in its turn, however long that takes, because it completes earlier work.
-    Kept,
+    Critical,
     /// Handled in its turn, or refused with
     /// [`Status::Overloaded`](super::frame::Status::Overloaded).
     Sheddable,

@@ -6,6 +6,7 @@ use axum::Router;
 use axum::http::StatusCode;
 use mooncake_core::fork::ParentOnly;
 use mooncake_core::host_port;
+use mooncake_core::web_origin::AllowedHosts;
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_transport::admission::ListenerLimits;
 use mooncake_transport::http_server::{self, http_limits};
@@ -76,12 +77,18 @@ fn limits(name: &'static str) -> ListenerLimits {
     }
 }
 
-/// Serves routes on a bound port. `name` is the listener's name in metrics.
-pub fn serve(name: &'static str, listener: ParentOnly<TcpListener>, pages: Router) -> Pages {
+/// Serves routes on a bound port. `name` is the listener's name in metrics. Requests of websites
+/// that change state are served for own pages only, by one of the names in `hosts`.
+pub fn serve(
+    name: &'static str,
+    listener: ParentOnly<TcpListener>,
+    pages: Router,
+    hosts: AllowedHosts,
+) -> Pages {
     let (stop, mut stopped) = watch::channel(false);
     let until = async move {
         let _ = stopped.wait_for(|stop| *stop).await;
     };
-    let task = tokio::spawn(http_server::serve(listener, pages, limits(name), until));
+    let task = tokio::spawn(http_server::serve(listener, pages, limits(name), hosts, until));
     Pages { stop, task }
 }

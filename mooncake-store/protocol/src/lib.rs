@@ -21,6 +21,8 @@ pub mod meter;
 pub mod metrics;
 pub mod pack;
 #[doc(hidden)]
+pub mod parts;
+#[doc(hidden)]
 pub mod record;
 pub mod report;
 mod retry;

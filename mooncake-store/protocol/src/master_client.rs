@@ -3,9 +3,13 @@
 //! Every call of the table is made by [`MasterClient::call`] or [`MasterClient::call_each`]. The
 //! other methods choose between several calls, or convert arguments.
 
+mod batches;
+mod copies;
+mod weights;
+mod writes;
+
 use std::borrow::Cow;
 use std::fmt::Debug;
-use std::slice::from_ref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
@@ -13,18 +17,17 @@ use std::time::Duration;
 use async_trait::async_trait;
 use mooncake_core::alloc::Extent;
 use mooncake_core::clock::SharedClock;
-use mooncake_core::error::{Error, ErrorCode, Result};
-use mooncake_core::hints::{KeepPart, PutHints};
+use mooncake_core::error::{Error, ErrorCode, ErrorKind, Result};
 use mooncake_core::ids::{ClientId, ObjectKey, ReplicaId, SegmentId};
-use mooncake_core::replica::{Replica, ReplicaList, ReplicaType, ReplicateConfig, Segment};
+use mooncake_core::replica::{Replica, ReplicaList, ReplicaType, Segment};
 
 use super::call::Reply;
 use super::client::{RpcClient, RpcOptions};
 use super::message::*;
 use super::pack;
 use super::service::MasterCalls;
-use super::wire::{CopyPlan, ReadablePrefix, TaskKind, TimedInventoryPage};
-use crate::api::{Caller, CopyToken, EndItem, PingReply, PutItem, WriteMode};
+use super::wire::{MatchingPage, ProbePolicy, ReadablePrefix, TimedInventoryPage};
+use crate::api::{Caller, PingReply};
 
 /// A master in the process of its clients.
 pub trait EmbeddedMaster: MasterCalls + Debug {
@@ -62,6 +65,25 @@ where
     }
 }
 
+/// Read of objects, and the earlier reads of its reader.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadNumber {
+    /// Identity that the reader has drawn at random.
+    pub reader: u64,
+    /// Number of the read. Later reads have larger ones.
+    pub number: u64,
+    /// Number up to which all reads of the reader have ended.
+    pub ended: u64,
+}
+
+/// Returns whether an error means that the master lacks a call or has another version of it.
+fn is_missing_call(error: &Error) -> bool {
+    error.code() == ErrorCode::NotSupported || error.kind() == ErrorKind::VersionMismatch
+}
+
+/// Key and replicas of an object.
+pub type Matching = (Vec<u8>, Vec<Replica>);
+
 /// Client of a master. Clones share its connections.
 ///
 /// Each call may be repeated if its response was lost; the outcome is the same. A batch of one
@@ -69,12 +91,12 @@ where
 #[derive(Clone, Debug)]
 pub struct MasterClient {
     master: Location,
-    lacks: Arc<Lacks>,
+    missing: Arc<MissingCalls>,
 }
 
 /// Calls that the master is known to lack.
 #[derive(Debug, Default)]
-struct Lacks {
+struct MissingCalls {
     /// True if the master lacks the calls of numbered writes.
     numbered_writes: AtomicBool,
     /// True if the master lacks the call for prefixes.
@@ -83,12 +105,35 @@ struct Lacks {
     hints: AtomicBool,
     /// True if the master lacks the call for located objects.
     relocation: AtomicBool,
+    /// True if the master lacks the calls of reads whose end is reported.
+    reported_reads: AtomicBool,
     /// True if the master lacks the call for lifetimes in the inventory.
     lifetimes: AtomicBool,
+    /// True if the master lacks the calls of numbered copies, promotions and reports of disks.
+    numbered_copies: AtomicBool,
+    /// True if the master lacks the call for pages of matching objects.
+    pages: AtomicBool,
+    /// True if the master lacks the calls of prefetches.
+    prefetches: AtomicBool,
+    /// True if the master lacks the tenant in the call that clears replicas.
+    tenant_of_clear: AtomicBool,
+    /// True if the master is an earlier version of this system, which refuses compatible fields.
+    members: AtomicBool,
 }
 
-/// True once this process has warned that a master ignores hints.
-static WARNED_OF_HINTS: AtomicBool = AtomicBool::new(false);
+impl MissingCalls {
+    /// Forgets what the master lacks.
+    fn forget(&self) {
+        let Self { numbered_writes, prefixes, hints, relocation, reported_reads, .. } = self;
+        let Self { lifetimes, numbered_copies, pages, prefetches, tenant_of_clear, members, .. } = self;
+        for lack in [numbered_writes, prefixes, hints, relocation, reported_reads] {
+            lack.store(false, Relaxed);
+        }
+        for lack in [lifetimes, numbered_copies, pages, prefetches, tenant_of_clear, members] {
+            lack.store(false, Relaxed);
+        }
+    }
+}
 
 #[derive(Clone, Debug)]
 enum Location {
@@ -119,7 +164,7 @@ impl MasterClient {
     }
 
     fn at(master: Location) -> Self {
-        Self { master, lacks: Arc::default() }
+        Self { master, missing: Arc::default() }
     }
 
     /// Returns the RPC client of a remote master.
@@ -206,107 +251,102 @@ impl MasterClient {
         }
     }
 
-    /// Makes a call of a numbered write. Returns `None` if the write has no number or the master is
-    /// known to lack these calls.
-    ///
-    /// The discovery that the master lacks them is the error `NOT_SUPPORTED`. The caller must then
-    /// check whether an end or a revoke without a number is still safe.
-    ///
-    /// The call is counted as the corresponding call of Mooncake C++: one of `calls`, for one item
-    /// or for several.
-    async fn numbered<R, T>(
-        &self,
-        attempt: u64,
-        calls: [u32; 2],
-        request: R,
-        items: usize,
-    ) -> Option<Result<Vec<Result<T>>>>
-    where
-        R: MasterCall,
-        R::Reply: Reply<Outcome = Vec<Result<T>>>,
-    {
-        if attempt == 0 || !self.fences_writes() {
-            return None;
-        }
-        let outcomes = self.call_each_as(calls[usize::from(items > 1)], request, items).await;
-        if outcomes.as_ref().is_err_and(|error| error.code() == ErrorCode::NotSupported) {
-            self.lacks.numbered_writes.store(true, Relaxed);
-        }
-        Some(outcomes)
-    }
-
     /// Returns whether this master respects [`Caller::attempt`].
     ///
     /// If it does, a put start repeated with the same number gets the same grant, and an end or
     /// revoke affects only the write with its number. If it does not, a client must neither repeat
     /// a put start nor send an end so late that another write may use the key.
     pub fn fences_writes(&self) -> bool {
-        !self.lacks.numbered_writes.load(Relaxed)
+        !self.missing.numbered_writes.load(Relaxed)
     }
 
-    /// Returns for each key whether it can be read now. Grants a lease on those that can.
-    pub async fn exist(&self, tenant: &str, keys: &[&[u8]]) -> Result<Vec<Result<bool>>> {
+    async fn exist_part(&self, tenant: &str, keys: &[&[u8]]) -> Result<Vec<Result<bool>>> {
         match keys {
             [key] => self.call_one(ExistKey { key, tenant }).await,
             keys => self.call_each(BatchExistKey { keys: keys.into(), tenant }, keys.len()).await,
         }
     }
 
-    /// Returns the replicas of each object and grants a lease on them.
-    ///
-    /// # Errors
-    /// `OBJECT_NOT_FOUND`, `REPLICA_IS_NOT_READY` for an object.
-    pub async fn locate(&self, tenant: &str, keys: &[&[u8]]) -> Result<Vec<Result<ReplicaList>>> {
+    async fn probe_part(
+        &self,
+        tenant: &str,
+        keys: &[&[u8]],
+        policy: ProbePolicy,
+    ) -> Result<Vec<Result<bool>>> {
+        match keys {
+            [key] if policy.mode == ProbePolicy::NONE.mode => self.call_one(ProbeKey { key, tenant }).await,
+            keys => self.call_each(BatchProbeKey { policy, keys: keys.into(), tenant }, keys.len()).await,
+        }
+    }
+
+    async fn locate_part(&self, tenant: &str, keys: &[&[u8]]) -> Result<Vec<Result<ReplicaList>>> {
         match keys {
             [key] => self.call_one(GetReplicaList { key, tenant }).await,
             keys => self.call_each(BatchGetReplicaList { keys: keys.into(), tenant }, keys.len()).await,
         }
     }
 
-    /// Returns the replicas like [`locate`](Self::locate), of objects that this client has located
-    /// before. `located` is the number of a replica of each.
+    async fn locate_for_read_part(
+        &self,
+        tenant: &str,
+        keys: &[&[u8]],
+        located: &[ReplicaId],
+        read: ReadNumber,
+    ) -> Result<Vec<Result<ReplicaList>>> {
+        if !self.missing.reported_reads.load(Relaxed) {
+            let counted =
+                if keys.len() > 1 { BatchGetReplicaList::FUNCTION } else { GetReplicaList::FUNCTION };
+            let ReadNumber { reader, number, ended } = read;
+            let located = located.into();
+            let request = LocateForRead { reader, number, ended, keys: keys.into(), located, tenant };
+            match self.call_each_as(counted, request, keys.len()).await {
+                Err(error) if is_missing_call(&error) => self.missing.reported_reads.store(true, Relaxed),
+                outcomes => return outcomes,
+            }
+        }
+        if located.is_empty() {
+            return self.locate_part(tenant, keys).await;
+        }
+        self.locate_again_part(tenant, keys, located).await
+    }
+
+    /// Reports that all reads of a reader up to a number have ended. Returns the time after which
+    /// the reader reports again; `None` if the master counts leases only.
     ///
-    /// An object whose first read is the last one can be located again under its lease. A master
-    /// without hints is asked as for the first time.
-    pub async fn locate_again(
+    /// # Errors
+    /// Returns an error if no valid response arrived.
+    pub async fn report_reads(&self, reader: u64, ended: u64) -> Result<Option<Duration>> {
+        if self.missing.reported_reads.load(Relaxed) {
+            return Ok(None);
+        }
+        match self.call(ReportReads { reader, ended }).await {
+            Ok(pause_ms) => Ok(Some(Duration::from_millis(pause_ms))),
+            Err(error) if is_missing_call(&error) => {
+                self.missing.reported_reads.store(true, Relaxed);
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn locate_again_part(
         &self,
         tenant: &str,
         keys: &[&[u8]],
         located: &[ReplicaId],
     ) -> Result<Vec<Result<ReplicaList>>> {
-        if !self.lacks.relocation.load(Relaxed) {
+        if !self.missing.relocation.load(Relaxed) {
             let counted =
                 if keys.len() > 1 { BatchGetReplicaList::FUNCTION } else { GetReplicaList::FUNCTION };
             let request = LocateAgain { keys: keys.into(), located: located.into(), tenant };
             match self.call_each_as(counted, request, keys.len()).await {
                 Err(error) if error.code() == ErrorCode::NotSupported => {
-                    self.lacks.relocation.store(true, Relaxed);
+                    self.missing.relocation.store(true, Relaxed);
                 }
                 outcomes => return outcomes,
             }
         }
-        self.locate(tenant, keys).await
-    }
-
-    /// Returns the number of keys from the front that can be read now. Grants a lease on each of
-    /// these objects.
-    ///
-    /// A master without this call is asked about all keys. It grants leases on later objects, too.
-    pub async fn prefix_hits(&self, tenant: &str, keys: &[&[u8]]) -> Result<usize> {
-        if let Some(prefix) = self.prefix(tenant, keys, false).await? {
-            return Ok(usize::try_from(prefix.count).unwrap_or(keys.len()));
-        }
-        let found = self.exist(tenant, keys).await?;
-        Ok(found.into_iter().take_while(|found| matches!(found, Ok(true))).count())
-    }
-
-    /// Returns the replicas of the objects of the keys from the front that can be read now, and
-    /// grants a lease on each, as [`prefix_hits`](Self::prefix_hits) does.
-    pub async fn locate_prefix(&self, tenant: &str, keys: &[&[u8]]) -> Result<Vec<ReplicaList>> {
-        match self.prefix(tenant, keys, true).await? {
-            Some(prefix) => Ok(prefix.replicas),
-            None => Ok(self.locate(tenant, keys).await?.into_iter().map_while(Result::ok).collect()),
-        }
+        self.locate_part(tenant, keys).await
     }
 
     /// Returns the readable prefix of the keys, or `None` if the master lacks this call.
@@ -319,7 +359,7 @@ impl MasterClient {
         if keys.is_empty() {
             return Ok(Some(ReadablePrefix::default()));
         }
-        if self.lacks.prefixes.load(Relaxed) {
+        if self.missing.prefixes.load(Relaxed) {
             return Ok(None);
         }
         match self.call(LocatePrefix { keys: keys.into(), with_replicas, tenant }).await {
@@ -336,167 +376,46 @@ impl MasterClient {
                 Err(Error::new(ErrorCode::RpcFail, text))
             }
             Err(error) if error.code() == ErrorCode::NotSupported => {
-                self.lacks.prefixes.store(true, Relaxed);
+                self.missing.prefixes.store(true, Relaxed);
                 Ok(None)
             }
             Err(error) => Err(error),
         }
     }
 
-    /// Grants space for each object.
-    pub async fn put_start(
-        &self,
-        caller: Caller<'_>,
-        mode: WriteMode,
-        items: &[PutItem<'_>],
-        config: &ReplicateConfig,
-    ) -> Result<Vec<Result<Vec<Replica>>>> {
-        let Caller { client, tenant, attempt } = caller;
-        let (hints, config) = (config.hints.as_deref(), Cow::Borrowed(config));
-        let (keys, sizes): (Cow<'_, [&[u8]]>, Cow<'_, [u64]>) = match items {
-            [item] => (from_ref(&item.key).into(), from_ref(&item.len).into()),
-            items => {
-                (items.iter().map(|item| item.key).collect(), items.iter().map(|item| item.len).collect())
-            }
-        };
-        let (keys, sizes) = (Cow::Borrowed(&keys[..]), Cow::Borrowed(&sizes[..]));
-        let calls = match mode {
-            WriteMode::Put => [PutStart::FUNCTION, BatchPutStart::FUNCTION],
-            WriteMode::Upsert => [UpsertStart::FUNCTION, BatchUpsertStart::FUNCTION],
-        };
-        if let Some(hints) = hints.filter(|_| !self.lacks.hints.load(Relaxed)) {
-            let request = StartHintedWrites {
-                client,
-                attempt,
-                replace: mode == WriteMode::Upsert,
-                keys: keys.clone(),
-                sizes: sizes.clone(),
-                config: config.clone(),
-                hints: Cow::Borrowed(hints),
-                tenant,
-            };
-            match self.call_each_as(calls[usize::from(items.len() > 1)], request, items.len()).await {
+    /// Returns key and replicas of each object whose key matches, and grants leases on them. They
+    /// arrive by pages, so that no response is too long. An object that is stored or removed
+    /// meanwhile may be missing.
+    ///
+    /// A master without pages answers in one response, or refuses that with `INVALID_PARAMS`.
+    pub async fn locate_matching(&self, tenant: &str, pattern: &str) -> Result<Vec<Matching>> {
+        if self.missing.pages.load(Relaxed) {
+            return Ok(self.call(GetReplicaListByRegex { pattern, tenant }).await?.0);
+        }
+        let (mut found, mut position) = (Vec::new(), 0);
+        loop {
+            match self.call(LocateMatching { pattern, position, tenant }).await {
+                Ok(MatchingPage { objects, next }) => {
+                    found.extend(objects.0);
+                    if next == 0 {
+                        return Ok(found);
+                    }
+                    if next <= position {
+                        let text = format!("invalid response: page {next} follows page {position}");
+                        return Err(Error::new(ErrorCode::RpcFail, text));
+                    }
+                    position = next;
+                }
                 Err(error) if error.code() == ErrorCode::NotSupported => {
-                    self.lacks.hints.store(true, Relaxed);
-                    warn_of_hints(hints);
+                    self.missing.pages.store(true, Relaxed);
+                    return Ok(self.call(GetReplicaListByRegex { pattern, tenant }).await?.0);
                 }
-                outcomes => return outcomes,
-            }
-        }
-        let request = StartWrites {
-            client,
-            attempt,
-            replace: mode == WriteMode::Upsert,
-            keys: keys.clone(),
-            sizes: sizes.clone(),
-            config: config.clone(),
-            tenant,
-        };
-        match self.numbered(attempt, calls, request, items.len()).await {
-            // A start needs no number to be correct.
-            Some(Err(error)) if error.code() == ErrorCode::NotSupported => {}
-            Some(outcomes) => return outcomes,
-            None => {}
-        }
-        match (mode, items) {
-            (WriteMode::Put, &[PutItem { key, len: size }]) => {
-                self.call_one(PutStart { client, key, size, config, tenant }).await
-            }
-            (WriteMode::Upsert, &[PutItem { key, len: size }]) => {
-                self.call_one(UpsertStart { client, key, size, config, tenant }).await
-            }
-            (WriteMode::Put, items) => {
-                self.call_each(BatchPutStart { client, keys, sizes, config, tenant }, items.len()).await
-            }
-            (WriteMode::Upsert, items) => {
-                self.call_each(BatchUpsertStart { client, keys, sizes, config, tenant }, items.len()).await
+                Err(error) => return Err(error),
             }
         }
     }
 
-    /// Marks each object as completely written: it is readable from now on.
-    pub async fn put_end(
-        &self,
-        caller: Caller<'_>,
-        mode: WriteMode,
-        items: &[EndItem<'_>],
-        replicas: ReplicaType,
-    ) -> Result<Vec<Result<()>>> {
-        let Caller { client, tenant, attempt } = caller;
-        let replace = mode == WriteMode::Upsert;
-        let request = EndWrites { client, attempt, replace, items: items.into(), replicas, tenant };
-        let calls = match mode {
-            WriteMode::Put => [PutEnd::FUNCTION, BatchPutEnd::FUNCTION],
-            WriteMode::Upsert => [UpsertEnd::FUNCTION, BatchUpsertEnd::FUNCTION],
-        };
-        if let Some(outcomes) = self.numbered(attempt, calls, request, items.len()).await {
-            return outcomes;
-        }
-        match (mode, items) {
-            (WriteMode::Put, &[item]) => self.call_one(PutEnd { client, item, replicas, tenant }).await,
-            (WriteMode::Upsert, &[item]) => self.call_one(UpsertEnd { client, item, replicas, tenant }).await,
-            (WriteMode::Put, items) => {
-                let request = BatchPutEnd { client, items: items.into(), replicas, tenant };
-                self.call_each(request, items.len()).await
-            }
-            (WriteMode::Upsert, items) if replicas == ReplicaType::All => {
-                let request = BatchUpsertEnd { client, items: items.into(), tenant };
-                self.call_each(request, items.len()).await
-            }
-            // The batch call lacks a field for the type of replicas.
-            (WriteMode::Upsert, items) => {
-                let mut outcomes = Vec::with_capacity(items.len());
-                for &item in items {
-                    outcomes.extend(self.call_one(UpsertEnd { client, item, replicas, tenant }).await?);
-                }
-                Ok(outcomes)
-            }
-        }
-    }
-
-    /// Cancels the write of each object. A failed upsert keeps the old value.
-    pub async fn put_revoke(
-        &self,
-        caller: Caller<'_>,
-        mode: WriteMode,
-        keys: &[&[u8]],
-        replicas: ReplicaType,
-    ) -> Result<Vec<Result<()>>> {
-        let Caller { client, tenant, attempt } = caller;
-        let replace = mode == WriteMode::Upsert;
-        let request = RevokeWrites { client, attempt, replace, keys: keys.into(), replicas, tenant };
-        let calls = match mode {
-            WriteMode::Put => [PutRevoke::FUNCTION, BatchPutRevoke::FUNCTION],
-            WriteMode::Upsert => [UpsertRevoke::FUNCTION, BatchUpsertRevoke::FUNCTION],
-        };
-        if let Some(outcomes) = self.numbered(attempt, calls, request, keys.len()).await {
-            return outcomes;
-        }
-        match (mode, keys) {
-            (WriteMode::Put, &[key]) => self.call_one(PutRevoke { client, key, replicas, tenant }).await,
-            (WriteMode::Upsert, &[key]) => {
-                self.call_one(UpsertRevoke { client, key, replicas, tenant }).await
-            }
-            (WriteMode::Put, keys) => {
-                let request = BatchPutRevoke { client, keys: keys.into(), replicas, tenant };
-                self.call_each(request, keys.len()).await
-            }
-            (WriteMode::Upsert, keys) if replicas == ReplicaType::All => {
-                self.call_each(BatchUpsertRevoke { client, keys: keys.into(), tenant }, keys.len()).await
-            }
-            (WriteMode::Upsert, keys) => {
-                let mut outcomes = Vec::with_capacity(keys.len());
-                for &key in keys {
-                    outcomes.extend(self.call_one(UpsertRevoke { client, key, replicas, tenant }).await?);
-                }
-                Ok(outcomes)
-            }
-        }
-    }
-
-    /// Removes each object; `force` overrides leases. Readers that hold a lease never see the bytes
-    /// of another object.
-    pub async fn remove(&self, tenant: &str, keys: &[&[u8]], force: bool) -> Result<Vec<Result<()>>> {
+    async fn remove_part(&self, tenant: &str, keys: &[&[u8]], force: bool) -> Result<Vec<Result<()>>> {
         match keys {
             [key] => self.call_one(Remove { key, force, tenant }).await,
             keys => self.call_each(BatchRemove { keys: keys.into(), force, tenant }, keys.len()).await,
@@ -522,10 +441,7 @@ impl MasterClient {
 
     /// Forgets the calls that the master lacks, because another master may respond from now on.
     pub fn expect_another_master(&self) {
-        let Lacks { numbered_writes, prefixes, hints, relocation, lifetimes } = &*self.lacks;
-        [numbered_writes, prefixes, hints, relocation, lifetimes]
-            .iter()
-            .for_each(|lack| lack.store(false, Relaxed));
+        self.missing.forget();
     }
 
     /// Reports that the client is alive.
@@ -536,6 +452,15 @@ impl MasterClient {
     /// Returns the address of the current leader, if it is known and another master may lead later.
     pub fn leader(&self) -> Option<Arc<str>> {
         self.rpc()?.location().leader()
+    }
+
+    /// Returns the error of a directory that was to name the leader, if the directory is
+    /// unreachable. Never returns otherwise.
+    pub async fn unreachable_directory(&self) -> Error {
+        match self.rpc() {
+            Some(rpc) => rpc.location().unreachable_directory().await,
+            None => std::future::pending().await,
+        }
     }
 
     /// Returns as soon as the [leader](Self::leader) is known and differs from `than`. Never
@@ -550,10 +475,10 @@ impl MasterClient {
     /// Returns the changes in the segments of a client after change number `after`, with the
     /// lifetimes of the objects. A master without lifetimes has none.
     pub async fn inventory(&self, client: ClientId, after: u64) -> Result<TimedInventoryPage> {
-        if !self.lacks.lifetimes.load(Relaxed) {
+        if !self.missing.lifetimes.load(Relaxed) {
             match self.call(FetchTimedInventory { client, after }).await {
                 Err(error) if error.code() == ErrorCode::NotSupported => {
-                    self.lacks.lifetimes.store(true, Relaxed);
+                    self.missing.lifetimes.store(true, Relaxed);
                 }
                 outcome => return outcome,
             }
@@ -595,71 +520,31 @@ impl MasterClient {
         self.call(GracefulUnmountSegment { segment, client, grace_ms }).await
     }
 
-    /// Removes unleased copies that the caller wrote: those in the named segment, or all for an
-    /// empty name. Returns the keys of the affected objects.
-    pub async fn clear_replicas(
+    /// Removes copies of the objects of one request. A master like that of Mooncake C++ 0.3.13
+    /// takes no tenant.
+    async fn clear_replicas_part(
         &self,
-        client: ClientId,
+        Caller { client, tenant, .. }: Caller<'_>,
         keys: &[&[u8]],
         segment_name: &str,
     ) -> Result<Vec<ObjectKey>> {
-        let cleared = self.call(BatchReplicaClear { keys: keys.into(), client, segment_name }).await?;
+        let of_any_tenant = ClearOfAnyTenant { keys: keys.into(), client, segment_name };
+        let cleared = if self.missing.tenant_of_clear.load(Relaxed) {
+            self.call(of_any_tenant).await?
+        } else {
+            match self.call(BatchReplicaClear { keys: keys.into(), client, segment_name, tenant }).await {
+                Err(error) if error.code() == ErrorCode::InvalidVersion => {
+                    self.missing.tenant_of_clear.store(true, Relaxed);
+                    self.call(of_any_tenant).await?
+                }
+                cleared => cleared?,
+            }
+        };
         cleared.into_iter().map(|key| ObjectKey::new(key).map_err(Error::from)).collect()
     }
 
-    /// Grants space for copies in the named segments. `token` is that of the task for a copy of a
-    /// hot object, and nil otherwise; the same holds for the end and the revoke.
-    pub async fn copy_start(
-        &self,
-        caller: Caller<'_>,
-        key: &[u8],
-        source: &str,
-        targets: &[&str],
-        token: CopyToken,
-    ) -> Result<CopyPlan> {
-        let Caller { client, tenant, .. } = caller;
-        let targets = targets.into();
-        if token.is_nil() {
-            return self.call(CopyStart { client, key, tenant, source, targets }).await;
-        }
-        let CopyToken { lease, epoch } = token;
-        self.call(DynamicReplicaCopyStart { client, key, tenant, source, targets, lease, epoch }).await
-    }
-
-    /// Marks a copy or move as completely written.
-    pub async fn replication_end(
-        &self,
-        caller: Caller<'_>,
-        kind: TaskKind,
-        key: &[u8],
-        token: CopyToken,
-    ) -> Result<()> {
-        let (Caller { client, tenant, .. }, CopyToken { lease, epoch }) = (caller, token);
-        match kind {
-            TaskKind::Copy if token.is_nil() => self.call(CopyEnd { client, key, tenant }).await,
-            TaskKind::Copy => self.call(DynamicReplicaCopyEnd { client, key, tenant, lease, epoch }).await,
-            TaskKind::Move => self.call(MoveEnd { client, key, tenant }).await,
-        }
-    }
-
-    /// Cancels a copy or move.
-    pub async fn replication_revoke(
-        &self,
-        caller: Caller<'_>,
-        kind: TaskKind,
-        key: &[u8],
-        token: CopyToken,
-    ) -> Result<()> {
-        let (Caller { client, tenant, .. }, CopyToken { lease, epoch }) = (caller, token);
-        match kind {
-            TaskKind::Copy if token.is_nil() => self.call(CopyRevoke { client, key, tenant }).await,
-            TaskKind::Copy => self.call(DynamicReplicaCopyRevoke { client, key, tenant, lease, epoch }).await,
-            TaskKind::Move => self.call(MoveRevoke { client, key, tenant }).await,
-        }
-    }
-
     /// Reserves the space of objects that will be announced; `open` marks the last call.
-    pub async fn keep(
+    pub async fn reserve_extents(
         &self,
         client: ClientId,
         segment: SegmentId,
@@ -671,9 +556,7 @@ impl MasterClient {
         self.call(KeepExtents { client, segment, offsets, lengths, open }).await
     }
 
-    /// Reports that copies of objects of a tenant are gone: from the client's disk
-    /// ([`ReplicaType::LocalDisk`]) or from a shared folder ([`ReplicaType::Disk`]).
-    pub async fn drop_from_disk(
+    async fn drop_from_disk_part(
         &self,
         client: ClientId,
         tenant: &str,
@@ -683,22 +566,6 @@ impl MasterClient {
         let request = BatchEvictDiskReplica { client, keys: keys.into(), tenant, replicas };
         self.call_each(request, keys.len()).await
     }
-}
-
-/// Warns once in this process that the master ignores hints, with those of the first put.
-fn warn_of_hints(hints: &PutHints) {
-    if WARNED_OF_HINTS.swap(true, Relaxed) {
-        return;
-    }
-    let named = [
-        ("parent_key", hints.parent.is_some()),
-        ("position", hints.position.is_some()),
-        ("keep", hints.keep != KeepPart::Any),
-        ("ttl_ms", hints.ttl_ms.is_some()),
-        ("delete_after_read", hints.delete_after_read),
-    ];
-    let named: Vec<&str> = named.into_iter().filter_map(|(name, is_set)| is_set.then_some(name)).collect();
-    tracing::warn!("this master ignores hints of puts: it is an older one, or Mooncake C++. hints={named:?}");
 }
 
 /// Converts a count of a response. A count has no field for an error, so a negative value is an

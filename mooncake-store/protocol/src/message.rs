@@ -1,4 +1,5 @@
-//! Table of calls with their signatures, as in version 0.3.13.post1 of Mooncake C++.
+//! Table of calls with their signatures, as in version 0.3.14 of Mooncake C++. Version 0.3.13.post1
+//! has the same ones, and other forms of those in [`EARLIER`].
 //!
 //! A call is one row: its name, its arguments in order, its response, and its treatment by a
 //! master. The macro derives the function number, the hashes and signatures of both bodies,
@@ -23,9 +24,14 @@
 //! | `in Heartbeat`, `in Sheddable` | the [`Class`] under overload |
 //! | `counter name` | counters `master_name_requests_total` and `_failures_total` |
 //! | `batch_counter name` | the same, with counters of items |
-//! | `visits_all` | the call visits every object |
+//! | `visits_all` | the call visits every object, or may have to |
 //! | `remote_only` | the call serves to outlive the master; an embedded master refuses it |
+//!
+//! An argument with `[since <version>]` behind its type is a
+//! compatible field: it is absent in messages of peers that do not know it.
 
+#[macro_use]
+mod macros;
 #[macro_use]
 mod meaning;
 
@@ -39,19 +45,24 @@ pub use super::call::{Handle, HandleAsync, Outcome, Request, TABLE_VERSION, Trea
 use super::call::{Response, run, run_async};
 use super::frame::Refusal;
 use super::heartbeat::Class;
-use super::pack::{self, Answer, List, Pack, PackError, Pairs, Unpack, wire_fields};
+use super::pack::{self, Answer, List, Pack, PackError, Pairs, Unpack, wire_field, wire_fields};
 use super::report::Reported;
-use super::type_signature::function_id;
+use super::type_signature::{TypeSignature, function_id};
 use super::wire::{
-    Attached, CopyPlan, DiskWork, DrainProgress, EndItem, InventoryPage, ItemLifetime, Lent, LentParts,
-    LocatedObject, MemoryRange, MovePlan, NofOwner, NofSegment, ObjectPieces, ObjectRange, ObjectSink,
-    OffloadItem, PingReply, PromotionPlan, ReadablePrefix, StorageConfig, StoredAt, StoredReplica, Task,
-    TaskInfo, TaskReport, TimedInventoryPage, Welcome,
+    Attached, CopyPlan, DiskWork, DrainProgress, EndItem, EpochPair, InventoryPage, ItemLifetime, Lent,
+    LentParts, LocatedObject, MatchingPage, MemoryRange, MovePlan, NofOwner, NofSegment, ObjectPieces,
+    ObjectRange, ObjectSink, OffloadItem, PingReply, ProbePolicy, PromotionPlan, ReadablePrefix,
+    SpaceOutlook, StorageConfig, StoredAt, StoredReplica, Task, TaskInfo, TaskReport, TimedInventoryPage,
+    VerifiedReplicas, WeightChange, WeightCommit, WeightError, WeightImport, WeightLease, WeightLeaseRelease,
+    WeightLeaseRenewal, WeightLeaseRequest, WeightList, WeightMoveRequest, WeightOperation,
+    WeightOperationQuery, WeightPage, WeightQuery, WeightRevision, WeightView, Welcome,
 };
 
 /// Version that a master of this table reports. The client of Mooncake C++ requires an equal
 /// version.
 pub const MASTER_VERSION: &str = "2.0.0";
+/// Version of this program, for people.
+pub const DISPLAY_VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// Description of one call of the table.
 #[derive(Clone, Copy, Debug)]
@@ -73,6 +84,11 @@ pub struct Shape {
 type Rewrite = fn(&[u8], bool) -> Result<Vec<u8>, PackError>;
 
 impl Shape {
+    /// Returns whether a body has the type of the arguments, according to its hash.
+    pub fn takes(&self, body: &[u8]) -> bool {
+        pack::hash_of(body) == Some(TypeSignature::new(self.arguments).hash())
+    }
+
     /// Decodes and re-encodes arguments, with or without their signature. For tests and fuzzing.
     pub fn rewrite_arguments(&self, body: &[u8], spelled: bool) -> Result<Vec<u8>, PackError> {
         (self.rewrite_arguments)(body, spelled)
@@ -87,10 +103,10 @@ impl Shape {
 fn rewritten<'a, T: Pack + Unpack<'a>>(body: &'a [u8], spelled: bool) -> Result<Vec<u8>, PackError> {
     let value = pack::decode::<T>(body)?;
     let mut out = Vec::new();
-    if spelled {
-        pack::encode_spelled(&value, &mut out);
-    } else {
-        pack::encode(&value, &mut out);
+    match spelled {
+        true if pack::has_total(body) => pack::encode_spelled(&value, &mut out),
+        true => pack::encode_spelled_ordinary(&value, &mut out),
+        false => pack::encode(&value, &mut out),
     }
     Ok(out)
 }
@@ -106,170 +122,6 @@ const fn is_extension(class: &str) -> bool {
         at += 1;
     }
     true
-}
-
-/// Name of a call in Mooncake C++.
-macro_rules! spelled {
-    ($name:ident) => {
-        stringify!($name)
-    };
-    ($name:ident $spelled:literal) => {
-        $spelled
-    };
-}
-
-/// Treatment of a call, from the brackets of its row.
-macro_rules! treatment {
-    ($so_far:expr;) => {
-        $so_far
-    };
-    ($so_far:expr; in $class:ident $(, $($rest:tt)*)?) => {
-        treatment!(Treatment { class: Class::$class, ..$so_far }; $($($rest)*)?)
-    };
-    ($so_far:expr; counter $name:ident $(, $($rest:tt)*)?) => {
-        treatment!(Treatment { counter: Some(stringify!($name)), ..$so_far }; $($($rest)*)?)
-    };
-    ($so_far:expr; batch_counter $name:ident $(, $($rest:tt)*)?) => {
-        treatment!(Treatment { batch_counter: Some(stringify!($name)), ..$so_far }; $($($rest)*)?)
-    };
-    ($so_far:expr; visits_all $(, $($rest:tt)*)?) => {
-        treatment!(Treatment { visits_all: true, ..$so_far }; $($($rest)*)?)
-    };
-    ($so_far:expr; remote_only $(, $($rest:tt)*)?) => {
-        treatment!(Treatment { remote_only: true, ..$so_far }; $($($rest)*)?)
-    };
-}
-
-/// Declares calls and their table. With `handled by`, also declares the trait of their handlers.
-/// With `awaited by`, the handlers may wait.
-macro_rules! calls {
-    (
-        $(#[$about:meta])*
-        $table:ident of $class:literal, awaited by $handlers:ident;
-        $($rows:tt)*
-    ) => {
-        calls! { $(#[$about])* $table of $class; $($rows)* }
-        async_handlers! { $table, $handlers; $($rows)* }
-    };
-    (
-        $(#[$about:meta])*
-        $table:ident of $class:literal, handled by $handlers:ident;
-        $($rows:tt)*
-    ) => {
-        calls! { $(#[$about])* $table of $class; $($rows)* }
-        handlers! { $table, $handlers; $($rows)* }
-    };
-    (
-        $(#[$about:meta])*
-        $table:ident of $class:literal;
-        $(
-        $(#[$meta:meta])*
-        $name:ident $(as $spelled:literal)? $(<$life:lifetime>)? ($($argument:ident: $type:ty),* $(,)?) -> $reply:ty
-            $([$($treatment:tt)*])?;
-    )*) => {
-        $(
-            $(#[$meta])*
-            #[derive(Clone, Debug, PartialEq, Eq)]
-            pub struct $name $(<$life>)? {
-                $(#[doc = meaning!($argument)] pub $argument: $type,)*
-            }
-
-            wire_fields!(arguments $name $(<$life>)? { $($argument: $type),* });
-
-            #[allow(unused_lifetimes)]
-            impl<'a> Request for $name $(<$life>)? {
-                const NAME: &'static str = stringify!($name);
-                const FUNCTION: u32 = function_id(concat!($class, "::", spelled!($name $($spelled)?)));
-                const HAS_ARGUMENTS: bool =
-                    !<Self as super::pack::Wire>::SIGNATURE.as_bytes().is_empty();
-                const IS_EXTENSION: bool = is_extension($class);
-                const TREATMENT: Treatment = treatment!(Treatment::DEFAULT; $($($treatment)*)?);
-                type Reply = $reply;
-            }
-        )*
-
-        $(#[$about])*
-        pub static $table: &[Shape] = &[$(
-            Shape {
-                name: stringify!($name),
-                function: <$name as Request>::FUNCTION,
-                arguments: <$name as super::pack::Wire>::SIGNATURE.as_bytes(),
-                reply: <$reply as super::pack::Wire>::SIGNATURE.as_bytes(),
-                treatment: <$name as Request>::TREATMENT,
-                rewrite_arguments: |body, spelled| rewritten::<$name>(body, spelled),
-                rewrite_reply: |body, spelled| rewritten::<$reply>(body, spelled),
-            },
-        )*];
-    };
-}
-
-/// Declares the trait of the handlers of a table.
-macro_rules! handlers {
-    ($table:ident, $handlers:ident; $(
-        $(#[$meta:meta])*
-        $name:ident $(<$life:lifetime>)? ($($arguments:tt)*) -> $reply:ty $([$($treatment:tt)*])?;
-    )*) => {
-        #[doc = concat!("Handlers of all calls in [`", stringify!($table), "`].")]
-        pub trait $handlers: $(for<'a> Handle<$name $(<$life>)?> +)* Send + Sync + 'static {
-            /// Handles the call with this number and encodes its response. Returns `None` if the
-            /// table has no such call.
-            fn dispatch(
-                &self,
-                function: u32,
-                body: &[u8],
-                response: &mut Response<'_>,
-            ) -> Option<Result<(), Refusal>> {
-                Some(match function {
-                    $(<$name as Request>::FUNCTION => run::<$name, Self>(self, body, response),)*
-                    _ => return None,
-                })
-            }
-
-            /// Returns the treatment of the call with this number, if the table has it.
-            fn treatment(function: u32) -> Option<&'static Treatment>
-            where
-                Self: Sized,
-            {
-                Some(match function {
-                    $(<$name as Request>::FUNCTION => &<$name as Request>::TREATMENT,)*
-                    _ => return None,
-                })
-            }
-        }
-
-        impl<M> $handlers for M where M: $(for<'a> Handle<$name $(<$life>)?> +)* Send + Sync + 'static {}
-    };
-}
-
-/// Declares the trait of the handlers of a table that may wait.
-macro_rules! async_handlers {
-    ($table:ident, $handlers:ident; $(
-        $(#[$meta:meta])*
-        $name:ident $(<$life:lifetime>)? ($($arguments:tt)*) -> $reply:ty;
-    )*) => {
-        #[doc = concat!("Handlers of all calls in [`", stringify!($table), "`].")]
-        pub trait $handlers: $(for<'a> HandleAsync<$name $(<$life>)?> +)* Send + Sync {
-            /// Handles the call with this number and encodes its response. Returns `None` if the
-            /// table has no such call.
-            fn dispatch(
-                &self,
-                function: u32,
-                body: &[u8],
-                response: &mut Response<'_>,
-            ) -> impl Future<Output = Option<Result<(), Refusal>>> + Send {
-                async move {
-                    Some(match function {
-                        $(<$name as Request>::FUNCTION => {
-                            run_async::<$name, Self>(self, body, response).await
-                        })*
-                        _ => return None,
-                    })
-                }
-            }
-        }
-
-        impl<M> $handlers for M where M: $(for<'a> HandleAsync<$name $(<$life>)?> +)* Send + Sync {}
-    };
 }
 
 calls! {
@@ -290,12 +142,22 @@ calls! {
     /// [`ExistKey`] for many.
     BatchExistKey<'a>(keys: List<'a, &'a [u8]>, tenant: &'a str) -> Vec<Answer<bool>>
         [in Sheddable, batch_counter batch_exist_key];
+    /// Returns whether the object can be read, and grants no lease.
+    ProbeKey<'a>(key: &'a [u8], tenant: &'a str) -> Answer<bool> [in Sheddable, counter probe_key];
+    /// [`ProbeKey`] for many. The policy may grant leases on some of them.
+    BatchProbeKey<'a>(policy: ProbePolicy, keys: List<'a, &'a [u8]>, tenant: &'a str) -> Vec<Answer<bool>>
+        [in Sheddable, batch_counter batch_probe_key];
     /// Returns the replicas of the object and grants a lease.
     GetReplicaList<'a>(key: &'a [u8], tenant: &'a str) -> Answer<ReplicaList>
         [in Sheddable, counter get_replica_list];
     /// [`GetReplicaList`] for many.
     BatchGetReplicaList<'a>(keys: List<'a, &'a [u8]>, tenant: &'a str) -> Vec<Answer<ReplicaList>>
         [in Sheddable, batch_counter batch_get_replica_list];
+    /// [`GetReplicaList`] without a lease: the call counts as no read.
+    GetReplicaListForAdmin<'a>(key: &'a [u8], tenant: &'a str) -> Answer<ReplicaList> [in Sheddable];
+    /// [`GetReplicaListForAdmin`] for many.
+    BatchGetReplicaListForAdmin<'a>(keys: List<'a, &'a [u8]>, tenant: &'a str) -> Vec<Answer<ReplicaList>>
+        [in Sheddable];
     /// Returns the replicas of each object whose key matches.
     GetReplicaListByRegex<'a>(pattern: &'a str, tenant: &'a str) -> Answer<Pairs<Vec<u8>, Vec<Replica>>>
         [in Sheddable, counter get_replica_list_by_regex, visits_all];
@@ -303,8 +165,12 @@ calls! {
     BatchQueryIp<'a>(clients: List<'a, ClientId>) -> Answer<Pairs<ClientId, Vec<String>>>
         [batch_counter batch_query_ip];
     /// Removes unleased objects that this client wrote, and returns their keys.
-    BatchReplicaClear<'a>(keys: List<'a, &'a [u8]>, client: ClientId, segment_name: &'a str)
-        -> Answer<Vec<Vec<u8>>> [batch_counter batch_replica_clear];
+    BatchReplicaClear<'a>(
+        keys: List<'a, &'a [u8]>,
+        client: ClientId,
+        segment_name: &'a str,
+        tenant: &'a str,
+    ) -> Answer<Vec<Vec<u8>>> [batch_counter batch_replica_clear];
 
     /// Grants space for a new object.
     PutStart<'a>(client: ClientId, key: &'a [u8], size: u64, config: Cow<'a, ReplicateConfig>, tenant: &'a str)
@@ -366,10 +232,11 @@ calls! {
     RemoveAll<'a>(force: bool, tenant: &'a str) -> i64 [counter remove_all, visits_all];
 
     /// Mounts memory.
-    MountSegment<'a>(segment: Cow<'a, Segment>, client: ClientId) -> Answer<()> [counter mount_segment];
+    MountSegment<'a>(segment: Cow<'a, Segment>, client: ClientId) -> Answer<()>
+        [counter mount_segment, visits_all];
     /// Mounts memory again.
     ReMountSegment<'a>(segments: List<'a, Segment>, client: ClientId) -> Answer<()>
-        [counter remount_segment];
+        [counter remount_segment, visits_all];
     /// Unmounts memory.
     UnmountSegment(segment: SegmentId, client: ClientId) -> Answer<()> [counter unmount_segment];
     /// Unmounts memory after a grace period.
@@ -462,6 +329,9 @@ calls! {
     NotifyPromotionSuccess<'a>(client: ClientId, key: &'a [u8], tenant: &'a str) -> Answer<()>;
     /// Reports a failed promotion.
     NotifyPromotionFailure<'a>(client: ClientId, key: &'a [u8], tenant: &'a str) -> Answer<()>;
+    /// Reserves the promotion of an object whose only readable replica is on the disk of the
+    /// client. The client goes on with [`PromotionAllocStart`].
+    RegisterPrefetchTask<'a>(client: ClientId, key: &'a [u8], tenant: &'a str) -> Answer<()> [in Sheddable];
     /// Reports that the client dropped the object from its disk or a shared one.
     EvictDiskReplica<'a>(client: ClientId, key: &'a [u8], tenant: &'a str, replicas: ReplicaType) -> Answer<()>
         [counter evict_disk_replica];
@@ -472,6 +342,16 @@ calls! {
         tenant: &'a str,
         replicas: ReplicaType,
     ) -> Vec<Answer<()>> [counter evict_disk_replica];
+
+    /// Drops the replica of the object on the disk of the client, if it is still this one. Returns
+    /// whether it was.
+    EvictDiskReplicaIfCurrent<'a>(
+        client: ClientId,
+        key: &'a [u8],
+        tenant: &'a str,
+        replicas: ReplicaType,
+        replica: ReplicaId,
+    ) -> Answer<bool> [counter evict_disk_replica];
 
     /// Mounts an NVMe-oF target.
     MountNoFSegment<'a>(nof_segment: Cow<'a, NofSegment>, client: ClientId) -> Answer<()>
@@ -485,6 +365,46 @@ calls! {
     GetAllNoFSegments() -> Answer<Vec<NofSegment>>;
     /// Returns the targets with a name, and their owners.
     GetNoFSegmentsByName<'a>(segment_name: &'a str) -> Answer<Vec<NofOwner>>;
+
+    /// Begins to import a revision of weights. A repetition has no effect.
+    BeginWeightImport<'a>(import: WeightImport, tenant: &'a str) -> Result<WeightRevision, WeightError>;
+    /// Completes the import, if the objects of its group are those of the manifest.
+    CommitWeightImport<'a>(commit: WeightCommit, tenant: &'a str) -> Result<WeightRevision, WeightError>;
+    /// Cancels the import and removes its objects.
+    AbortWeightImport<'a>(change: WeightChange, tenant: &'a str) -> Result<WeightRevision, WeightError>;
+    /// Returns the record of a revision, and its leases.
+    GetWeightRevision<'a>(query: WeightQuery, tenant: &'a str) -> Result<WeightView, WeightError>;
+    /// Returns the revisions of a resource by pages.
+    ListWeightRevisions<'a>(list: WeightList, tenant: &'a str) -> Result<WeightPage, WeightError>;
+    /// Grants a lease on a revision.
+    AcquireWeightRevisionLease<'a>(request: WeightLeaseRequest, tenant: &'a str)
+        -> Result<WeightLease, WeightError>;
+    /// Extends a lease on a revision.
+    RenewWeightRevisionLease<'a>(renewal: WeightLeaseRenewal, tenant: &'a str)
+        -> Result<WeightLease, WeightError>;
+    /// Ends a lease on a revision. Repeating the call has no effect.
+    ReleaseWeightRevisionLease<'a>(release: WeightLeaseRelease, tenant: &'a str) -> Result<(), WeightError>;
+    /// Removes the objects of a revision.
+    DeleteWeightRevision<'a>(change: WeightChange, tenant: &'a str) -> Result<WeightRevision, WeightError>;
+    /// Begins to move the objects of a revision between memory and disk.
+    StartWeightResidencyOperation<'a>(movement: WeightMoveRequest, tenant: &'a str)
+        -> Result<WeightOperation, WeightError>;
+    /// Returns the state of a move.
+    QueryWeightOperation<'a>(operation: WeightOperationQuery, tenant: &'a str)
+        -> Result<WeightOperation, WeightError>;
+}
+
+calls! {
+    /// Calls that have other arguments in Mooncake C++ 0.3.13 than in [`TABLE`]. The hash of a body
+    /// tells the form.
+    EARLIER of "mooncake::WrappedMasterService", handled by EarlierCalls;
+
+    /// [`BatchReplicaClear`] of objects of any tenant.
+    ClearOfAnyTenant as "BatchReplicaClear"<'a>(
+        keys: List<'a, &'a [u8]>,
+        client: ClientId,
+        segment_name: &'a str,
+    ) -> Answer<Vec<Vec<u8>>> [batch_counter batch_replica_clear];
 }
 
 calls! {
@@ -526,7 +446,8 @@ calls! {
     /// Returns the changes in the client's segments.
     FetchInventory(client: ClientId, after: u64) -> Answer<InventoryPage> [remote_only];
     /// [`MountSegment`] of memory that holds objects.
-    MountKeptSegment<'a>(segment: Cow<'a, Segment>, client: ClientId) -> Answer<()> [remote_only];
+    MountKeptSegment<'a>(segment: Cow<'a, Segment>, client: ClientId) -> Answer<()>
+        [visits_all, remote_only];
     /// Reserves the space of objects that will be announced.
     KeepExtents<'a>(
         client: ClientId,
@@ -579,9 +500,108 @@ calls! {
     /// [`FetchInventory`] with the objects that end by themselves. [`FetchInventory`] leaves these
     /// out.
     FetchTimedInventory(client: ClientId, after: u64) -> Answer<TimedInventoryPage> [remote_only];
+    /// Returns the number of mounted segments.
+    CountSegments() -> Answer<u64>;
+    /// [`GetReplicaListByRegex`] by pages. Grants leases on the objects of the page.
+    LocateMatching<'a>(pattern: &'a str, position: u64, tenant: &'a str) -> Answer<MatchingPage>
+        [in Sheddable, counter get_replica_list_by_regex, visits_all];
     /// [`AnnounceReplicas`] with the lifetimes of objects.
     AnnounceTimed<'a>(client: ClientId, stored: List<'a, StoredReplica>, lifetimes: List<'a, ItemLifetime>)
         -> Vec<Answer<()>> [remote_only];
+    /// Sends the order of the masters that the client has met or knows from others. The response is
+    /// what this master knows of it.
+    ExchangeEpochs<'a>(client: ClientId, epochs: List<'a, EpochPair>) -> Answer<Vec<EpochPair>>
+        [remote_only];
+    /// Returns replicas of earlier masters in a segment that still count, although the time to
+    /// announce replicas of earlier masters is over. [`AnnounceExpired`] announces them.
+    FetchUnclaimed(client: ClientId, segment: SegmentId, after: u64) -> Answer<InventoryPage>
+        [visits_all, remote_only];
+    /// [`UnmountSegment`] of memory that the same client mounts again with its objects, as the next
+    /// process of a segment file does.
+    HandOverSegment(segment: SegmentId, client: ClientId) -> Answer<()>
+        [counter unmount_segment, remote_only];
+    /// [`CopyStart`] of a numbered copy, or with a token [`DynamicReplicaCopyStart`]. A repetition
+    /// returns the same space. The start of a copy that was ended or revoked is refused.
+    StartCopy<'a>(
+        client: ClientId,
+        attempt: u64,
+        key: &'a [u8],
+        tenant: &'a str,
+        source: &'a str,
+        targets: List<'a, &'a str>,
+        lease: Uuid,
+        epoch: u64,
+    ) -> Answer<CopyPlan> [counter copy_start];
+    /// Marks a numbered copy as complete, and no other copy of the object.
+    EndCopy<'a>(client: ClientId, attempt: u64, key: &'a [u8], tenant: &'a str, lease: Uuid, epoch: u64)
+        -> Answer<()> [counter copy_end];
+    /// Cancels a numbered copy, whether its start has arrived or not.
+    RevokeCopy<'a>(client: ClientId, attempt: u64, key: &'a [u8], tenant: &'a str, lease: Uuid, epoch: u64)
+        -> Answer<()> [counter copy_revoke];
+    /// [`MoveStart`] of a numbered move, like [`StartCopy`].
+    StartMove<'a>(
+        client: ClientId,
+        attempt: u64,
+        key: &'a [u8],
+        tenant: &'a str,
+        source: &'a str,
+        target: &'a str,
+    ) -> Answer<MovePlan> [counter move_start];
+    /// Marks a numbered move as complete, like [`EndCopy`].
+    EndMove<'a>(client: ClientId, attempt: u64, key: &'a [u8], tenant: &'a str) -> Answer<()>
+        [counter move_end];
+    /// Cancels a numbered move, like [`RevokeCopy`].
+    RevokeMove<'a>(client: ClientId, attempt: u64, key: &'a [u8], tenant: &'a str) -> Answer<()>
+        [counter move_revoke];
+    /// [`PromotionAllocStart`] of a numbered promotion. A repetition returns the same space.
+    StartPromotion<'a>(
+        client: ClientId,
+        attempt: u64,
+        key: &'a [u8],
+        tenant: &'a str,
+        size: u64,
+        preferred: List<'a, &'a str>,
+    ) -> Answer<PromotionPlan>;
+    /// [`NotifyPromotionSuccess`] of a numbered promotion, and of no other one.
+    EndPromotion<'a>(client: ClientId, attempt: u64, key: &'a [u8], tenant: &'a str) -> Answer<()>;
+    /// [`NotifyPromotionFailure`] of a numbered promotion, and of no other one.
+    RevokePromotion<'a>(client: ClientId, attempt: u64, key: &'a [u8], tenant: &'a str) -> Answer<()>;
+    /// [`NotifyOffloadSuccess`] about the work with this number. A report about earlier work has no
+    /// effect.
+    ReportOffloaded<'a>(
+        client: ClientId,
+        work: u64,
+        offloaded: List<'a, OffloadItem>,
+        places: List<'a, StoredAt>,
+    ) -> Answer<()>;
+    /// [`BatchEvictDiskReplica`] of the disk of the client, during the work with this number. A
+    /// report from the time of earlier work has no effect.
+    ReportDropped<'a>(client: ClientId, work: u64, keys: List<'a, &'a [u8]>, tenant: &'a str)
+        -> Vec<Answer<()>> [counter evict_disk_replica];
+    /// [`BatchGetReplicaList`] for a read with a number, whose reader reports its end. All earlier
+    /// reads of this reader up to the number `ended` have ended. With replicas, [`LocateAgain`].
+    LocateForRead<'a>(
+        reader: u64,
+        number: u64,
+        ended: u64,
+        keys: List<'a, &'a [u8]>,
+        located: List<'a, ReplicaId>,
+        tenant: &'a str,
+    ) -> Vec<Answer<ReplicaList>>
+        [in Sheddable, counter get_replica_list, batch_counter batch_get_replica_list];
+    /// Reports that all reads of this reader up to the number `ended` have ended. Space of removed
+    /// objects is then free before the leases end. Returns the time in milliseconds after which the
+    /// reader reports again.
+    ReportReads(reader: u64, ended: u64) -> Answer<u64>;
+    /// Returns whether waiting may help puts of these sizes that found no space. Upserts have keys,
+    /// because one may be written over a value of its size. The name is that of the segment that
+    /// the puts prefer, or empty.
+    CheckSpace<'a>(
+        keys: List<'a, &'a [u8]>,
+        sizes: List<'a, u64>,
+        segment_name: &'a str,
+        tenant: &'a str,
+    ) -> Answer<SpaceOutlook>;
 }
 
 calls! {
@@ -593,6 +613,30 @@ calls! {
     LendObjects as "batch_get_offload_object"<'a>(keys: List<'a, &'a [u8]>, sizes: List<'a, i64>) -> Answer<Lent>;
     /// Returns the objects to their owner, and reports whether they were still in place.
     ReturnObjects as "release_offload_buffer"(batch: u64) -> bool;
+    /// [`LendObjects`] for ranges of objects. [`ReturnObjects`] returns them. Mooncake C++ 0.3.13
+    /// lacks this call.
+    LendRanges as "batch_get_offload_object_ranges"<'a>(
+        keys: List<'a, &'a [u8]>,
+        offsets: List<'a, i64>,
+        lengths: List<'a, i64>,
+        sizes: List<'a, i64>,
+    ) -> Answer<Lent>;
+    /// Checks whether objects are still on the disk. The owner lets the master drop the replicas of
+    /// those that are gone. Mooncake C++ 0.3.13 lacks this call.
+    VerifyReplicas as "verify_disk_replica"<'a>(
+        tenant: &'a str,
+        keys: List<'a, &'a [u8]>,
+        resolved_tenant: String [since 1],
+        replica_ids: Vec<u64> [since 2],
+    ) -> Answer<VerifiedReplicas>;
+    /// Requests that the owner brings objects back to memory. The owner registers and promotes them
+    /// after the response. Returns whether the owner took the request. Mooncake C++ 0.3.13 lacks
+    /// this call.
+    PrefetchObjects as "prefetch_offload_object"<'a>(
+        keys: List<'a, &'a [u8]>,
+        sizes: List<'a, i64>,
+        tenant: &'a str,
+    ) -> bool;
 }
 
 calls! {
@@ -645,9 +689,14 @@ calls! {
     /// Locates objects and grants leases on them.
     LocateObjects<'a>(keys: List<'a, &'a [u8]>) -> Reported<Vec<Reported<Option<LocatedObject>>>>;
     /// Reads ranges of located objects.
-    ReadRanges<'a>(ranges: List<'a, ObjectRange>) -> Reported<Vec<Reported<()>>>;
+    ReadRanges<'a>(ranges: List<'a, ObjectRange>, relocates: bool) -> Reported<Vec<Reported<()>>>;
     /// Returns for each key whether the object can be read.
     ObjectsExist<'a>(keys: List<'a, &'a [u8]>) -> Reported<Vec<Reported<bool>>>;
+    /// Brings objects that are only on disks back to memory, in the background. Returns whether the
+    /// request was taken.
+    RequestPrefetch<'a>(keys: List<'a, &'a [u8]>) -> Reported<bool>;
+    /// [`ObjectsExist`] without leases but those of the policy.
+    ProbeObjects<'a>(policy: ProbePolicy, keys: List<'a, &'a [u8]>) -> Reported<Vec<Reported<bool>>>;
     /// Returns the number of keys from the front that can be read.
     CountPrefixObjects<'a>(keys: List<'a, &'a [u8]>) -> Reported<u64>;
     /// [`LocateObjects`] from the front until the first key that cannot be read.

@@ -8,6 +8,8 @@
 //! Byte strings (`&[u8]`, `Vec<u8>`) have the type of strings: object keys are arbitrary bytes.
 //! Text (`&str`, `String`) must be UTF-8.
 
+mod body;
+pub mod members;
 mod values;
 
 use std::fmt;
@@ -16,6 +18,11 @@ use mooncake_core::error::{Error, ErrorCode};
 
 use super::type_signature::TypeSignature;
 
+pub(crate) use self::body::{
+    Items, decode_nothing, encode_answers, encode_reply, encode_spelled_ordinary, has_total, hash_of,
+    is_spelled,
+};
+pub use self::body::{decode, encode, encode_spelled, wide_len};
 #[doc(hidden)]
 pub use self::values::written_as;
 pub use self::values::{Answer, Byte, List, Numbered, Pairs};
@@ -23,14 +30,17 @@ pub use self::values::{Answer, Byte, List, Numbered, Pairs};
 /// Maximum number of items in a list.
 pub const MAX_ITEMS: usize = 1 << 20;
 
+/// Maximum length of the body of a message in bytes, unless a port has another one.
+pub const MAX_BODY: usize = 64 << 20;
+
 /// Bit of the hash that marks an option byte.
 const OPTIONS_FOLLOW: u32 = 1;
-/// Option bits: the total size (not used by these messages), the type signature, and the width of
-/// lengths.
-const OPTION_SIZE: u8 = 0b0000_0011;
+/// Option bits: the width of the total length, the type signature, and the width of lengths. The
+/// other bits have no meaning.
+const OPTION_TOTAL: u8 = 0b0000_0011;
 const OPTION_SIGNATURE: u8 = 0b0000_0100;
+const OPTION_WIDTH: u8 = 0b0001_1000;
 const OPTION_WIDTH_SHIFT: u8 = 3;
-const OPTION_UNKNOWN: u8 = 0b1110_0000;
 
 /// A type that has a signature.
 pub trait Wire {
@@ -38,6 +48,14 @@ pub trait Wire {
     const SIGNATURE: TypeSignature;
     /// Minimum length of a value in bytes; at least 1 for items of a list.
     const MIN_LEN: usize;
+    /// Versions of the compatible fields in the type, as a set of bits.
+    const VERSIONS: u64 = 0;
+}
+
+/// Returns the bit of a version of compatible fields in [`Wire::VERSIONS`].
+pub const fn version_bit(version: u8) -> u64 {
+    assert!(version > 0 && version < 64, "versions of compatible fields are between 1 and 63");
+    1 << version
 }
 
 /// A value that can be encoded.
@@ -45,14 +63,27 @@ pub trait Pack: Wire {
     /// Returns the length of the longest container in the value, the value itself included. It
     /// determines the width of lengths.
     fn widest(&self) -> usize;
-    /// Appends the value.
+    /// Appends the value without its compatible fields.
     fn pack(&self, out: &mut Writer<'_>);
+
+    /// Returns whether a compatible field is set.
+    fn has_members(&self) -> bool {
+        false
+    }
+
+    /// Appends the compatible fields of one version.
+    fn pack_members(&self, _version: u8, _out: &mut Writer<'_>) {}
 }
 
 /// A value that can be decoded from a body, from which it may borrow.
 pub trait Unpack<'a>: Wire + Sized {
-    /// Decodes the value.
+    /// Decodes the value without its compatible fields.
     fn unpack(body: &mut Reader<'a>) -> Result<Self, PackError>;
+
+    /// Decodes the compatible fields of one version.
+    fn unpack_members(&mut self, _version: u8, _body: &mut Reader<'a>) -> Result<(), PackError> {
+        Ok(())
+    }
 }
 
 /// Error of an invalid body.
@@ -77,8 +108,6 @@ pub enum PackError {
     },
     /// Number of bytes after the last field.
     Trailing(usize),
-    /// Option byte with unknown bits.
-    Options(u8),
     /// Boolean that is neither 0 nor 1.
     Bool(u8),
     /// Index of an unknown variant.
@@ -112,7 +141,6 @@ impl fmt::Display for PackError {
                 write!(f, "type hash {found:#010x} (spelled {spelling}) where {expected:#010x} was expected")
             }
             PackError::Trailing(count) => write!(f, "{count} bytes after the end of the message"),
-            PackError::Options(byte) => write!(f, "option byte {byte:#04x} has unknown bits"),
             PackError::Bool(byte) => write!(f, "invalid boolean {byte}: expected 0 or 1"),
             PackError::Variant(index) => write!(f, "invalid variant index {index}"),
             PackError::Enum { name, value } => write!(f, "invalid {name}: {value}"),
@@ -134,93 +162,6 @@ impl From<PackError> for Error {
     }
 }
 
-/// Appends `value` as a body of minimum length.
-pub fn encode<T: Pack + ?Sized>(value: &T, out: &mut Vec<u8>) {
-    const { assert!(T::SIGNATURE.hash() & OPTIONS_FOLLOW == 0) };
-    let width = Width::of(value.widest());
-    if width == Width::One {
-        out.extend_from_slice(&const { T::SIGNATURE.hash() }.to_le_bytes());
-    } else {
-        out.extend_from_slice(&const { T::SIGNATURE.hash() | OPTIONS_FOLLOW }.to_le_bytes());
-        out.push((width as u8) << OPTION_WIDTH_SHIFT);
-    }
-    value.pack(&mut Writer { out, width, fits: true });
-}
-
-/// Appends a response or a list of responses item by item, without an intermediate copy.
-///
-/// `each` appends the value of one item; if it fails, its bytes are removed. A length in a value
-/// may be at least 255, or as large as `items` announces. Returns `false` if one exceeded the width
-/// of this body, which is then invalid.
-#[must_use]
-pub(super) fn encode_answers<T: Wire>(
-    items: Items,
-    out: &mut Vec<u8>,
-    mut each: impl FnMut(usize, &mut Writer<'_>) -> Result<(), Error>,
-) -> bool {
-    let (hash, count, longest) = match items {
-        Items::One { longest } => (const { Answer::<T>::SIGNATURE.hash() }, 1, longest),
-        Items::Many(count) => (const { Vec::<Answer<T>>::SIGNATURE.hash() }, count, count),
-    };
-    let width = Width::of(longest);
-    if width == Width::One {
-        out.extend_from_slice(&hash.to_le_bytes());
-    } else {
-        out.extend_from_slice(&(hash | OPTIONS_FOLLOW).to_le_bytes());
-        out.push((width as u8) << OPTION_WIDTH_SHIFT);
-    }
-    let mut writer = Writer { out, width, fits: true };
-    if let Items::Many(count) = items {
-        writer.length(count);
-    }
-    for index in 0..count {
-        let begun = writer.out.len();
-        true.pack(&mut writer);
-        if let Err(error) = each(index, &mut writer) {
-            writer.out.truncate(begun);
-            false.pack(&mut writer);
-            error.code().pack(&mut writer);
-        }
-    }
-    writer.fits
-}
-
-/// Number of responses in a body.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Items {
-    /// A single response, not in a list, with lists of at most this length.
-    One {
-        /// Maximum length of a list in the response.
-        longest: usize,
-    },
-    /// A list of this many responses.
-    Many(usize),
-}
-
-/// Appends `value` as a body with its type signature, as in every message of Mooncake C++.
-pub fn encode_spelled<T: Pack + ?Sized>(value: &T, out: &mut Vec<u8>) {
-    let width = Width::of(value.widest());
-    out.extend_from_slice(&const { T::SIGNATURE.hash() | OPTIONS_FOLLOW }.to_le_bytes());
-    out.push((width as u8) << OPTION_WIDTH_SHIFT | OPTION_SIGNATURE);
-    out.extend_from_slice(const { T::SIGNATURE }.as_bytes());
-    out.push(0);
-    value.pack(&mut Writer { out, width, fits: true });
-}
-
-/// Decodes a body that consists of one `T`, with or without its signature.
-pub fn decode<'a, T: Unpack<'a>>(body: &'a [u8]) -> Result<T, PackError> {
-    let mut reader = Reader::open(body, const { T::SIGNATURE.hash() })?;
-    let value = T::unpack(&mut reader)?;
-    reader.finish()?;
-    Ok(value)
-}
-
-/// Decodes the empty body of a call without arguments.
-pub(super) fn decode_nothing<'a, T: Unpack<'a>>(body: &'a [u8]) -> Result<T, PackError> {
-    let mut reader = Reader { rest: &[], width: Width::One };
-    if body.is_empty() { T::unpack(&mut reader) } else { Err(PackError::Trailing(body.len())) }
-}
-
 /// Width of the lengths in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Width {
@@ -231,6 +172,7 @@ enum Width {
 }
 
 impl Width {
+    #[inline]
     fn of(longest: usize) -> Self {
         match longest as u64 {
             0..=0xff => Width::One,
@@ -252,16 +194,19 @@ pub struct Writer<'o> {
 
 impl Writer<'_> {
     /// Appends bytes unchanged.
+    #[inline]
     pub fn bytes(&mut self, bytes: &[u8]) {
         self.out.extend_from_slice(bytes);
     }
 
     /// Appends one byte.
+    #[inline]
     pub fn byte(&mut self, byte: u8) {
         self.out.push(byte);
     }
 
     /// Appends the length of a container.
+    #[inline]
     pub fn length(&mut self, len: usize) {
         // `widest` makes every length of a value fit; values that are appended item by item are
         // checked at the end.
@@ -272,6 +217,27 @@ impl Writer<'_> {
             Width::Four => self.out.extend_from_slice(&(len as u32).to_le_bytes()),
             Width::Eight => self.out.extend_from_slice(&(len as u64).to_le_bytes()),
         }
+    }
+
+    /// Returns the number of bytes in the output, with those before the value.
+    pub fn position(&self) -> usize {
+        self.out.len()
+    }
+
+    /// Appends a list of at most `most` items, whose values `fill` appends. `fill` returns their
+    /// number.
+    pub fn list(&mut self, most: usize, fill: impl FnOnce(&mut Self) -> usize) {
+        let length_at = self.out.len();
+        self.length(most);
+        let count = fill(self);
+        self.fits &= count <= most;
+        self.set_length(length_at, count);
+    }
+
+    fn set_length(&mut self, at: usize, count: usize) {
+        let length = (count as u64).to_le_bytes();
+        let width = 1 << self.width as usize;
+        self.out[at..at + width].copy_from_slice(&length[..width]);
     }
 
     /// Appends a list of at most `most` items, whose values `each` appends, until `each` fails for
@@ -292,9 +258,7 @@ impl Writer<'_> {
             }
             count += 1;
         }
-        let length = (count as u64).to_le_bytes();
-        let width = 1 << self.width as usize;
-        self.out[length_at..length_at + width].copy_from_slice(&length[..width]);
+        self.set_length(length_at, count);
         count
     }
 }
@@ -304,21 +268,30 @@ impl Writer<'_> {
 pub struct Reader<'a> {
     rest: &'a [u8],
     width: Width,
+    /// Length of the body in bytes.
+    len: usize,
+    /// Total length that the body claims; 0 for none.
+    total: usize,
+    has_total: bool,
 }
 
 impl<'a> Reader<'a> {
+    fn new(body: &'a [u8]) -> Self {
+        Self { rest: body, width: Width::One, len: body.len(), total: 0, has_total: false }
+    }
+
     /// Checks the header of a body against the expected hash.
     fn open(body: &'a [u8], expected: u32) -> Result<Self, PackError> {
-        let mut reader = Self { rest: body, width: Width::One };
+        let mut reader = Self::new(body);
         let head = u32::from_le_bytes(reader.array()?);
         let found = head & !OPTIONS_FOLLOW;
         let mut spelling: &[u8] = &[];
         if head & OPTIONS_FOLLOW != 0 {
             let [options] = reader.array()?;
-            if options & (OPTION_SIZE | OPTION_UNKNOWN) != 0 {
-                return Err(PackError::Options(options));
+            if options & OPTION_TOTAL != 0 {
+                reader.read_total(options & OPTION_TOTAL)?;
             }
-            reader.width = match options >> OPTION_WIDTH_SHIFT {
+            reader.width = match (options & OPTION_WIDTH) >> OPTION_WIDTH_SHIFT {
                 0 => Width::One,
                 1 => Width::Two,
                 2 => Width::Four,
@@ -339,11 +312,22 @@ impl<'a> Reader<'a> {
         Err(PackError::WrongType { expected, found, spelling })
     }
 
-    fn finish(self) -> Result<(), PackError> {
-        if self.rest.is_empty() { Ok(()) } else { Err(PackError::Trailing(self.rest.len())) }
+    /// Reads the total length, whose width the options tell.
+    #[cold]
+    fn read_total(&mut self, width: u8) -> Result<(), PackError> {
+        self.width = [Width::Two, Width::Four, Width::Eight][usize::from(width - 1)];
+        self.total = usize::try_from(self.length()?).unwrap_or(usize::MAX);
+        self.has_total = true;
+        Ok(())
+    }
+
+    /// Returns the number of bytes of the body that were read.
+    fn position(&self) -> usize {
+        self.len - self.rest.len()
     }
 
     /// Takes the next `count` bytes.
+    #[inline]
     pub fn take(&mut self, count: usize) -> Result<&'a [u8], PackError> {
         let (head, rest) = self.rest.split_at_checked(count).ok_or_else(|| self.too_short(count))?;
         self.rest = rest;
@@ -351,6 +335,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Takes the next `N` bytes.
+    #[inline]
     pub fn array<const N: usize>(&mut self) -> Result<[u8; N], PackError> {
         let (head, rest) = self.rest.split_first_chunk::<N>().ok_or_else(|| self.too_short(N))?;
         self.rest = rest;
@@ -358,6 +343,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Decodes a length without checking it.
+    #[inline]
     fn length(&mut self) -> Result<u64, PackError> {
         Ok(match self.width {
             Width::One => u64::from(u8::from_le_bytes(self.array()?)),
@@ -369,6 +355,7 @@ impl<'a> Reader<'a> {
 
     /// Decodes the length of a list whose items take at least `min_len` bytes each, and checks it
     /// against the remaining bytes.
+    #[inline]
     fn count(&mut self, min_len: usize) -> Result<usize, PackError> {
         let claimed = self.length()?;
         if claimed > MAX_ITEMS as u64 {
@@ -387,20 +374,22 @@ impl<'a> Reader<'a> {
 
 /// Implements the three traits for a struct whose fields are encoded in the given order. The
 /// lifetime of borrowed fields is always named `'a`. The keyword before the name distinguishes a
-/// struct from an argument list.
+/// struct from an argument list. A field with `[since <version>]` is a compatible field of this
+/// type, and an `Option` in the struct.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! wire_fields {
     (
-        $spelled:ident $name:ty { $($field:ident: $type:ty),* $(,)? }
+        $spelled:ident $name:ty { $($field:ident: $type:ty $([since $version:literal])?),* $(,)? }
         $(without { $($absent:ident: $value:expr),* })?
     ) => {
         #[allow(unused_lifetimes)]
         impl<'a> $crate::pack::Wire for $name {
             const SIGNATURE: $crate::type_signature::TypeSignature = $crate::type_signature::TypeSignature::$spelled(&[
-                $(<$type as $crate::pack::Wire>::SIGNATURE),*
+                $($crate::pack::wire_field!(signature $type $(, $version)?)),*
             ]);
-            const MIN_LEN: usize = 0 $(+ <$type as $crate::pack::Wire>::MIN_LEN)*;
+            const MIN_LEN: usize = 0 $(+ $crate::pack::wire_field!(min_len $type $(, $version)?))*;
+            const VERSIONS: u64 = 0 $(| $crate::pack::wire_field!(versions $type $(, $version)?))*;
         }
 
         #[allow(unused_lifetimes)]
@@ -410,7 +399,15 @@ macro_rules! wire_fields {
             }
 
             fn pack(&self, _out: &mut $crate::pack::Writer<'_>) {
-                $($crate::pack::Pack::pack(&self.$field, _out);)*
+                $($crate::pack::wire_field!(pack (self.$field, _out) $($version)?);)*
+            }
+
+            fn has_members(&self) -> bool {
+                false $(|| $crate::pack::wire_field!(has_members (self.$field) $($version)?))*
+            }
+
+            fn pack_members(&self, _version: u8, _out: &mut $crate::pack::Writer<'_>) {
+                $($crate::pack::wire_field!(pack_members (self.$field, _version, _out) $($version)?);)*
             }
         }
 
@@ -419,15 +416,63 @@ macro_rules! wire_fields {
                 _body: &mut $crate::pack::Reader<'a>,
             ) -> Result<Self, $crate::pack::PackError> {
                 Ok(Self {
-                    $($field: $crate::pack::Unpack::unpack(_body)?,)*
+                    $($field: $crate::pack::wire_field!(unpack (_body) $($version)?),)*
                     $($($absent: $value,)*)?
                 })
+            }
+
+            fn unpack_members(
+                &mut self,
+                _version: u8,
+                _body: &mut $crate::pack::Reader<'a>,
+            ) -> Result<(), $crate::pack::PackError> {
+                $($crate::pack::wire_field!(unpack_members (self.$field, _version, _body) $($version)?);)*
+                Ok(())
             }
         }
     };
 }
 #[doc(hidden)]
 pub use wire_fields;
+
+/// Part of [`wire_fields`](crate::pack::wire_fields) about one field: a compatible field if a
+/// version follows.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! wire_field {
+    (type $type:ty) => { $type };
+    (type $type:ty, $version:literal) => { Option<$type> };
+    (signature $type:ty) => { <$type as $crate::pack::Wire>::SIGNATURE };
+    (signature $type:ty, $version:literal) => { $crate::type_signature::TypeSignature::EMPTY };
+    (min_len $type:ty) => { <$type as $crate::pack::Wire>::MIN_LEN };
+    (min_len $type:ty, $version:literal) => { 0 };
+    (versions $type:ty) => { <$type as $crate::pack::Wire>::VERSIONS };
+    (versions $type:ty, $version:literal) => { $crate::pack::version_bit($version) };
+    (pack ($field:expr, $out:ident)) => { $crate::pack::Pack::pack(&$field, $out) };
+    (pack ($field:expr, $out:ident) $version:literal) => { () };
+    (has_members ($field:expr)) => { $crate::pack::Pack::has_members(&$field) };
+    (has_members ($field:expr) $version:literal) => { $field.is_some() };
+    (pack_members ($field:expr, $of:ident, $out:ident)) => {
+        $crate::pack::Pack::pack_members(&$field, $of, $out)
+    };
+    (pack_members ($field:expr, $of:ident, $out:ident) $version:literal) => {
+        if $of == $version {
+            $crate::pack::Pack::pack(&$field, $out);
+        }
+    };
+    (unpack ($body:ident)) => { $crate::pack::Unpack::unpack($body)? };
+    (unpack ($body:ident) $version:literal) => { None };
+    (unpack_members ($field:expr, $of:ident, $body:ident)) => {
+        $crate::pack::Unpack::unpack_members(&mut $field, $of, $body)?
+    };
+    (unpack_members ($field:expr, $of:ident, $body:ident) $version:literal) => {
+        if $of == $version {
+            $body.member(&mut $field)?;
+        }
+    };
+}
+#[doc(hidden)]
+pub use wire_field;
 
 #[cfg(test)]
 mod tests;

@@ -71,7 +71,7 @@ impl<'a, T: Unpack<'a>> Unpack<'a> for Reported<T> {
 impl<T: Pack + for<'a> Unpack<'a>> Reply for Reported<T> {
     type Outcome = Result<T>;
 
-    fn encode(outcome: Result<T>, _: &str, out: &mut Vec<u8>) -> Tally {
+    fn encode(outcome: Result<T>, _: &str, _: bool, out: &mut Vec<u8>) -> Tally {
         pack::encode(&Self::of(outcome), out);
         Tally::default()
     }

@@ -2,18 +2,20 @@
 //!
 //! Retries add to the overload. They are therefore limited to a tenth of the answered calls. Each
 //! comes after a random pause that grows with the number of tries, so that refused clients do not
-//! return together.
+//! return together. Calls beyond the budget wait in a queue. One call of the queue at a time tries
+//! again.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use mooncake_core::clock::Rng;
 use parking_lot::Mutex;
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 /// Number of answered calls that pay for one retry.
 const PRICE: u64 = 10;
 /// Maximum number of saved retries, and the number that a new client has.
-const MOST: u64 = 100;
+const MAX_SAVED: u64 = 100;
 /// Maximum pause before the first retry.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// Maximum pause before any retry.
@@ -25,19 +27,31 @@ pub(super) struct RetryBudget {
     /// Saved calls; each retry costs [`PRICE`] of them.
     saved: AtomicU64,
     rng: Mutex<Rng>,
+    /// True if the server refused the last call.
+    refuses: AtomicBool,
+    /// Queue of the calls beyond the budget.
+    queue: Semaphore,
 }
 
 impl Default for RetryBudget {
     fn default() -> Self {
-        Self { saved: AtomicU64::new(MOST * PRICE), rng: Mutex::new(Rng::from_os()) }
+        Self {
+            saved: AtomicU64::new(MAX_SAVED * PRICE),
+            rng: Mutex::new(Rng::from_os()),
+            refuses: AtomicBool::new(false),
+            queue: Semaphore::new(1),
+        }
     }
 }
 
 impl RetryBudget {
     /// Records an answered call. Writes nothing while the budget is full.
     pub(super) fn earn(&self) {
+        if self.refuses.load(Relaxed) {
+            self.refuses.store(false, Relaxed);
+        }
         let saved = self.saved.load(Relaxed);
-        if saved < MOST * PRICE {
+        if saved < MAX_SAVED * PRICE {
             // Losing one to a race is harmless.
             self.saved.store(saved + 1, Relaxed);
         }
@@ -48,9 +62,32 @@ impl RetryBudget {
     pub(super) fn spend(&self, tries: u32) -> Option<Duration> {
         let spent = self.saved.fetch_update(Relaxed, Relaxed, |saved| saved.checked_sub(PRICE));
         spent.ok()?;
+        Some(self.pause(tries))
+    }
+
+    /// Waits until a call that was refused, and retried `tries` times, may be made again. Calls
+    /// beyond the budget wait in the order of their arrival, `turn` being the front of the queue.
+    /// While the server refuses calls, the call at the front pauses before each retry. The others
+    /// follow without a pause once the server answers.
+    pub(super) async fn await_retry<'b>(&'b self, tries: u32, turn: &mut Option<SemaphorePermit<'b>>) {
+        self.refuses.store(true, Relaxed);
+        if turn.is_none() {
+            if let Some(pause) = self.spend(tries) {
+                return tokio::time::sleep(pause).await;
+            }
+            // The queue is never closed.
+            *turn = self.queue.acquire().await.ok();
+        }
+        if self.refuses.load(Relaxed) {
+            tokio::time::sleep(self.pause(tries)).await;
+        }
+    }
+
+    /// Returns a random pause before the next retry of a call that was retried `tries` times.
+    fn pause(&self, tries: u32) -> Duration {
         let longest = FIRST_PAUSE.saturating_mul(1 << tries.min(10)).min(LONGEST_PAUSE);
         let micros = u64::try_from(longest.as_micros()).unwrap_or(u64::MAX);
-        Some(Duration::from_micros(self.rng.lock().range(micros / 4..micros)))
+        Duration::from_micros(self.rng.lock().range(micros / 4..micros))
     }
 }
 

@@ -78,6 +78,14 @@ impl TypeSignature {
         signature.push(symbol::END)
     }
 
+    /// Returns the signature of a struct that is encoded as in memory, with this alignment.
+    pub const fn aligned(members: &[TypeSignature], alignment: u8) -> Self {
+        let mut signature = Self::structure(members);
+        signature.len -= 1;
+        let alignment = symbol::SIZE_BASE + alignment;
+        signature.push(alignment).push(alignment).push(symbol::END)
+    }
+
     /// Returns the signature of an argument list: empty, the single argument itself, or a tuple.
     pub const fn arguments(arguments: &[TypeSignature]) -> Self {
         match arguments {

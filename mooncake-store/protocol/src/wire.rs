@@ -3,18 +3,21 @@
 //!
 //! The types are encoded directly: there is no second set of structs and no conversion.
 
+mod replicas;
+
 use std::time::Duration;
 
 use mooncake_core::error::Error;
 use mooncake_core::hints::{KeepPart, PutHints};
 use mooncake_core::ids::{ClientId, ObjectKey, ReplicaId, SegmentId, Uuid};
 use mooncake_core::replica::{
-    DataType, MemoryLocation, Replica, ReplicaList, ReplicaLocation, ReplicaStatus, ReplicaType,
-    ReplicateConfig, Segment, SegmentStatus, SoftPin,
+    DataType, Locality, Replica, ReplicaList, ReplicaStatus, ReplicaType, ReplicateConfig, Segment,
+    SegmentStatus, SoftPin,
 };
 
-use super::pack::{Byte, Pack, PackError, Reader, Unpack, Wire, Writer, wire_fields, written_as};
-use super::type_signature::{TypeSignature, symbol};
+pub use self::replicas::pack_in_memory;
+use super::pack::{Byte, Pack, PackError, Pairs, Reader, Unpack, Wire, Writer, wire_fields, written_as};
+use super::type_signature::TypeSignature;
 
 /// Declares a struct that is encoded field by field in the order of its declaration.
 macro_rules! wire_struct {
@@ -29,6 +32,16 @@ macro_rules! wire_struct {
         wire_fields!(structure $name { $($field: $type),* });
     };
 }
+
+// Behind the macro, which the module uses.
+mod weights;
+
+pub use self::weights::{
+    WeightAvailability, WeightChange, WeightCommit, WeightError, WeightId, WeightImport, WeightLease,
+    WeightLeaseRelease, WeightLeaseRenewal, WeightLeaseRequest, WeightList, WeightManifest, WeightMove,
+    WeightMoveRequest, WeightOperation, WeightOperationQuery, WeightPage, WeightQuery, WeightResidency,
+    WeightRevision, WeightView,
+};
 
 wire_struct! {
     /// Location of objects on a shared file system; an empty directory stands for none.
@@ -180,6 +193,24 @@ wire_struct! {
 }
 
 wire_struct! {
+    /// States of objects on a disk.
+    pub struct VerifiedReplicas {
+        /// State of each object: 0 for an object whose file is missing and whose replica was
+        /// dropped, 1 for one that is there, 2 for one that could not be checked.
+        pub states: Vec<Byte>,
+    }
+}
+
+impl VerifiedReplicas {
+    /// State of an object that is missing, and whose replica was dropped.
+    pub const MISSING: Byte = Byte(0);
+    /// State of an object that is on the disk.
+    pub const PRESENT: Byte = Byte(1);
+    /// State of an object that could not be checked. It may be there.
+    pub const UNKNOWN: Byte = Byte(2);
+}
+
+wire_struct! {
     /// Granted space for an object that returns from disk.
     pub struct PromotionPlan {
         /// Replica to write.
@@ -319,6 +350,27 @@ pub fn pack_prefix(
 }
 
 wire_struct! {
+    /// Objects whose keys match a pattern.
+    pub struct MatchingPage {
+        /// Keys and replicas of the objects. Other pages have other objects.
+        pub objects: Pairs<Vec<u8>, Vec<Replica>>,
+        /// Position of the next page; 0 if this page is the last one.
+        pub next: u64,
+    }
+}
+
+wire_struct! {
+    /// Outlook of a put that found no space.
+    pub struct SpaceOutlook {
+        /// Reason why waiting cannot help: 0 for none, 1 if no segment is mounted, 2 if no segment
+        /// is large enough, 3 if every object in memory is hard-pinned.
+        pub reason: u32,
+        /// Age of the master in milliseconds. Clients mount their segments again at a new one.
+        pub age_ms: u64,
+    }
+}
+
+wire_struct! {
     /// Progress of moving objects away from a client that leaves.
     pub struct DrainProgress {
         /// True if the move has ended.
@@ -329,6 +381,17 @@ wire_struct! {
         pub bytes: u64,
         /// Number of replicas that are being moved or cannot be moved now.
         pub left: u64,
+    }
+}
+
+wire_struct! {
+    /// Order of two masters of one cluster, each named by its epoch.
+    #[derive(Copy, Hash)]
+    pub struct EpochPair {
+        /// Epoch of the master that led later.
+        pub newer: u64,
+        /// Epoch of the master that led earlier.
+        pub older: u64,
     }
 }
 
@@ -420,7 +483,10 @@ wire_fields!(structure Segment {
     endpoint: String,
     protocol: String,
     host_id: String,
+    locality: Box<Locality> [since 1],
 });
+
+wire_fields!(structure Locality { numa_node: i32, hca_names: Vec<String> });
 
 wire_fields!(structure ReplicateConfig {
     replicas: u64,
@@ -436,6 +502,10 @@ wire_fields!(structure ReplicateConfig {
     data_type: DataType,
     host_id: String,
     group_ids: Option<Vec<String>>,
+    session_ids: Vec<Vec<u8>> [since 1],
+    preferred_hca_names: Vec<String> [since 2],
+    per_key_preferred_hca_names: Vec<Vec<String>> [since 3],
+    residency_affinity_ids: Vec<Vec<u8>> [since 4],
 } without { hints: None });
 
 wire_fields!(structure PutHints {
@@ -460,25 +530,6 @@ wire_fields!(structure EndItem<'a> {
     checksum: Option<u64>,
 });
 
-wire_fields!(structure MemoryLocation {
-    size: u64,
-    address: u64,
-    protocol: String,
-    endpoint: String,
-});
-
-wire_fields!(structure Replica {
-    id: ReplicaId,
-    location: ReplicaLocation,
-    status: ReplicaStatus,
-});
-
-wire_fields!(structure ReplicaList {
-    replicas: Vec<Replica>,
-    lease: Duration,
-    checksum: Option<u64>,
-});
-
 /// Encoding of a key as a string. A decoded key is a `Vec<u8>` or a slice, because the limits of
 /// keys do not apply to it.
 impl Wire for ObjectKey {
@@ -493,114 +544,6 @@ impl Pack for ObjectKey {
 
     fn pack(&self, out: &mut Writer<'_>) {
         self.as_bytes().pack(out);
-    }
-}
-
-/// Replicas in memory, encoded from their storage: the same bytes as a list of [`Replica`]s. Each
-/// is its number, its address and its segment.
-#[doc(hidden)]
-pub fn pack_in_memory<'s>(
-    replicas: impl ExactSizeIterator<Item = (ReplicaId, u64, &'s Segment)>,
-    len: u64,
-    status: ReplicaStatus,
-    out: &mut Writer<'_>,
-) {
-    out.length(replicas.len());
-    for (id, address, segment) in replicas {
-        id.pack(out);
-        out.byte(IN_MEMORY);
-        len.pack(out);
-        address.pack(out);
-        segment.protocol.pack(out);
-        segment.endpoint.pack(out);
-        status.pack(out);
-    }
-}
-
-/// Index of memory among the kinds of locations.
-const IN_MEMORY: u8 = 0;
-
-/// Encoding as a variant of five structs. The two kinds of memory are structs around a struct.
-impl Wire for ReplicaLocation {
-    const SIGNATURE: TypeSignature = TypeSignature::new(&[symbol::VARIANT])
-        .then(TypeSignature::structure(&[MemoryLocation::SIGNATURE]))
-        .then(TypeSignature::structure(&[MemoryLocation::SIGNATURE]))
-        .then(TypeSignature::structure(&[String::SIGNATURE, u64::SIGNATURE]))
-        .then(TypeSignature::structure(&[ClientId::SIGNATURE, u64::SIGNATURE, String::SIGNATURE]))
-        .then(TypeSignature::structure(&[
-            String::SIGNATURE,
-            u64::SIGNATURE,
-            u64::SIGNATURE,
-            u64::SIGNATURE,
-            i32::SIGNATURE,
-        ]))
-        .push(symbol::END);
-    const MIN_LEN: usize = 1 + String::MIN_LEN + u64::MIN_LEN;
-}
-
-impl Pack for ReplicaLocation {
-    fn widest(&self) -> usize {
-        match self {
-            Self::Memory(at) | Self::NofSsd(at) => at.widest(),
-            Self::Disk { path, .. } | Self::Dfs { path, .. } => path.len(),
-            Self::LocalDisk { endpoint, .. } => endpoint.len(),
-        }
-    }
-
-    fn pack(&self, out: &mut Writer<'_>) {
-        match self {
-            Self::Memory(at) => {
-                out.byte(IN_MEMORY);
-                at.pack(out);
-            }
-            Self::NofSsd(at) => {
-                out.byte(1);
-                at.pack(out);
-            }
-            Self::Disk { path, size } => {
-                out.byte(2);
-                path.pack(out);
-                size.pack(out);
-            }
-            Self::LocalDisk { client, size, endpoint } => {
-                out.byte(3);
-                client.pack(out);
-                size.pack(out);
-                endpoint.pack(out);
-            }
-            Self::Dfs { path, offset, size, aligned_size, shard } => {
-                out.byte(4);
-                path.pack(out);
-                offset.pack(out);
-                size.pack(out);
-                aligned_size.pack(out);
-                shard.pack(out);
-            }
-        }
-    }
-}
-
-impl<'a> Unpack<'a> for ReplicaLocation {
-    fn unpack(body: &mut Reader<'a>) -> Result<Self, PackError> {
-        // Fields are decoded in this order.
-        Ok(match body.array()? {
-            [0] => Self::Memory(Unpack::unpack(body)?),
-            [1] => Self::NofSsd(Unpack::unpack(body)?),
-            [2] => Self::Disk { path: Unpack::unpack(body)?, size: Unpack::unpack(body)? },
-            [3] => Self::LocalDisk {
-                client: Unpack::unpack(body)?,
-                size: Unpack::unpack(body)?,
-                endpoint: Unpack::unpack(body)?,
-            },
-            [4] => Self::Dfs {
-                path: Unpack::unpack(body)?,
-                offset: Unpack::unpack(body)?,
-                size: Unpack::unpack(body)?,
-                aligned_size: Unpack::unpack(body)?,
-                shard: Unpack::unpack(body)?,
-            },
-            [other] => return Err(PackError::Variant(other)),
-        })
     }
 }
 
@@ -644,6 +587,73 @@ impl<'a> Unpack<'a> for PingReply {
             other => return Err(PackError::Enum { name: "client status", value: other.into() }),
         };
         Ok(Self { view, need_remount })
+    }
+}
+
+/// Choice of the objects that a probe grants leases on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProbePolicy {
+    /// Number of the choice: 0 for none of the objects, 1 for the last group of keys that can be
+    /// read as a whole.
+    pub mode: u8,
+    /// Number of keys in a group.
+    pub candidate_size: u64,
+}
+
+impl ProbePolicy {
+    /// Choice of no object.
+    pub const NONE: Self = Self { mode: 0, candidate_size: 1 };
+    /// Number of the choice of the last group.
+    pub const LAST_HIT_ONLY: u8 = 1;
+
+    /// Returns the choice of the last group of this many keys that can be read as a whole.
+    pub const fn last_hit_only(candidate_size: u64) -> Self {
+        Self { mode: Self::LAST_HIT_ONLY, candidate_size }
+    }
+
+    /// Returns the number of keys in each group of this many keys.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS` if the keys do not form whole groups.
+    pub fn group_of(self, keys: usize) -> Result<usize, Error> {
+        let group = usize::try_from(self.candidate_size).unwrap_or(usize::MAX);
+        if group > 0 && keys.is_multiple_of(group) {
+            return Ok(group);
+        }
+        Err(Error::invalid(format!(
+            "cannot probe: the number of keys is not a multiple of the group size. keys={keys} \
+             candidate_size={}",
+            self.candidate_size
+        )))
+    }
+}
+
+/// Number of unused bytes behind the mode.
+const PROBE_PADDING: usize = 7;
+
+/// Encoding as in memory: both numbers at multiples of eight bytes.
+impl Wire for ProbePolicy {
+    const SIGNATURE: TypeSignature = TypeSignature::aligned(&[Byte::SIGNATURE, u64::SIGNATURE], 8);
+    const MIN_LEN: usize = 1 + PROBE_PADDING + u64::MIN_LEN;
+}
+
+impl Pack for ProbePolicy {
+    fn widest(&self) -> usize {
+        0
+    }
+
+    fn pack(&self, out: &mut Writer<'_>) {
+        out.byte(self.mode);
+        out.bytes(&[0; PROBE_PADDING]);
+        self.candidate_size.pack(out);
+    }
+}
+
+impl<'a> Unpack<'a> for ProbePolicy {
+    fn unpack(body: &mut Reader<'a>) -> Result<Self, PackError> {
+        let Byte(mode) = Byte::unpack(body)?;
+        body.take(PROBE_PADDING)?;
+        Ok(Self { mode, candidate_size: u64::unpack(body)? })
     }
 }
 

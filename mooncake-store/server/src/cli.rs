@@ -8,8 +8,9 @@ use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, Command};
 use mooncake_core::Result;
 use mooncake_core::settings::Environment;
+use mooncake_engine::flags;
 
-use crate::config::{Flag, GROUPS, MasterConfig, Origin, Settings, flag_named};
+use crate::config::{Flag, GROUPS, MasterConfig, Origin, Settings};
 
 /// Result of parsing a command line.
 #[derive(Debug)]
@@ -29,7 +30,7 @@ pub enum Run {
 /// of the program.
 ///
 /// Accepts `--flag=value`, `--flag value` and the same with one dash; for switches also `--flag`
-/// and `--noflag`.
+/// and `--noflag`; and the flags of gflags that bring others ([`flags::expand`]).
 ///
 /// # Errors
 /// The text to print and the exit status, also for `--help` and `--version`, which are not
@@ -42,13 +43,20 @@ pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Run, clap:
 
 fn parse_over(settings: Settings, arguments: impl IntoIterator<Item = OsString>) -> Result<Run, clap::Error> {
     let mut command = command();
-    let matches = command.try_get_matches_from_mut(arguments.into_iter().map(normal))?;
+    let expanded = flags::expand(arguments, &Environment::of_process(), flags::kinds(&command))
+        .map_err(|error| command.error(ErrorKind::ValueValidation, error.message()))?;
+    let matches = command.try_get_matches_from_mut(expanded.arguments)?;
     let mut given = Vec::new();
     for flag in GROUPS.iter().flat_map(|group| group.flags) {
         given.extend(flag.names().filter_map(|name| Some((name, matches.get_one::<String>(name)?.as_str()))));
     }
     let print = matches.get_flag(PRINT);
-    run(settings, &given, print).map_err(|error| command.error(ErrorKind::ValueValidation, error.message()))
+    let mut run = run(settings, &given, print)
+        .map_err(|error| command.error(ErrorKind::ValueValidation, error.message()))?;
+    if let Run::Master { notes, .. } = &mut run {
+        notes.splice(0..0, expanded.notes);
+    }
+    Ok(run)
 }
 
 const PRINT: &str = "print_config";
@@ -69,11 +77,12 @@ fn command() -> Command {
     let mut command = Command::new("mooncake_master")
         .version(env!("CARGO_PKG_VERSION"))
         .about("Master of a Mooncake store: stores the metadata of the KV cache, and places objects in the memory of clients.")
-        .after_help(
+        .after_help(format!(
             "-h omits flags without effect. Each flag is also a key of a configuration file \
             (--config_path) and, in capitals after MC_MASTER_, a variable of the environment. \
-            Command line > environment > file > default.",
-        )
+            Command line > environment > file > default. {}",
+            flags::HELP
+        ))
         .args_override_self(true)
         .arg(
             Arg::new(PRINT)
@@ -104,10 +113,6 @@ fn argument(flag: &Flag, name: &'static str) -> Arg {
     } else {
         arg.num_args(1).allow_hyphen_values(true)
     }
-}
-
-fn normal(argument: OsString) -> OsString {
-    mooncake_engine::flags::normal(argument, |name| flag_named(name).is_some_and(|flag| flag.is_switch()))
 }
 
 #[cfg(test)]
@@ -159,18 +164,36 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn invalid_arguments_error_states_cause() {
         for (arguments, says) in [
             (&["--rpc_prot=7"][..], "--rpc_port"),
             (&["--eviction_ratio=2"], "--eviction_ratio=2: must be a number between 0 and 1"),
             (&["--enable_ha"], "--enable_ha needs --etcd_endpoints"),
-            (&["--config_path=/nonexistent.yaml"], "/nonexistent.yaml"),
+            (&["--config_path=/nonexistent.yaml"], "--config_path=/nonexistent.yaml: No such file"),
             (&["stray"], "stray"),
             (&["--rpc_port"], "rpc_port"),
         ] {
             let error = run(arguments).unwrap_err();
             assert!(error.contains(says), "{arguments:?}: {error}");
         }
+    }
+
+    #[test]
+    fn flags_of_gflags_bring_others() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("master.flags");
+        std::fs::write(&path, "# ports\n--rpc_port=7\n-noenable_metric_reporting\n--rpc_prot=8\n").unwrap();
+        let file = format!("--flagfile={}", path.display());
+        let Ok(Run::Master { config, notes }) = parsed(&["--rpc_port=6", &file, "--metrics_port=8"]) else {
+            panic!("it is to run")
+        };
+        assert_eq!((config.rpc_port, config.metrics_port, config.metric_reporting), (7, 8, false));
+        assert!(notes.len() == 1 && notes[0].starts_with("--rpc_prot=8 in "), "{notes:?}");
+        assert_eq!(run(&[&file, "--rpc_port=9"]).unwrap().rpc_port, 9, "the last one counts");
+        assert_eq!(run(&["--undefok=enable_gc", "--enable_gc=false"]), run(&[]));
+        assert!(run(&["--enable_gc=false"]).unwrap_err().contains("enable_gc"));
+        let error = run(&["--flagfile=/nonexistent.flags"]).unwrap_err();
+        assert!(error.contains("/nonexistent.flags"), "{error}");
     }
 
     #[test]

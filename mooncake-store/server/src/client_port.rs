@@ -63,7 +63,7 @@ mod tests {
     use tokio::net::TcpStream;
 
     #[tokio::test]
-    async fn callers_are_told_where_to_go() {
+    async fn unknown_call_error_states_socket() {
         let server = listen("127.0.0.1", 0, Path::new("/tmp/there.sock")).await.unwrap();
         let mut stream = TcpStream::connect(server.local_addr()).await.unwrap();
         let mut request = Vec::new();

@@ -7,14 +7,20 @@ use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use crate::process::event_filter;
 use clap::{ArgAction, CommandFactory, FromArgMatches, Parser};
 use mooncake_core::fault_injection::is_planted;
-use mooncake_core::settings::values::{bytes, switch};
+use mooncake_core::host_port;
+use mooncake_core::settings::Environment;
+use mooncake_core::settings::values::{bytes, switch, within};
+use mooncake_core::web_origin::AllowedHosts;
 use mooncake_core::{ErrorKind, Result};
-use mooncake_engine::flags::normal;
+use mooncake_engine::flags;
 use mooncake_transport::admission::raise_descriptor_limit;
+use mooncake_transport::bind_address::bind_address;
+use mooncake_transport::net::default_host;
+use mooncake_transport::private_files::FileMode;
 use tokio::signal::unix::{SignalKind, signal};
-use tracing_subscriber::EnvFilter;
 
 use crate::client_port;
 use crate::config::ClientEnvironment;
@@ -26,12 +32,17 @@ use mooncake_protocol::wire::DrainProgress;
 /// Offers memory to a cluster and serves the processes of this host (Python: `setup_dummy`) over a
 /// Unix socket with shared memory.
 #[derive(Debug, Parser)]
-#[command(name = "mooncake_client", version, args_override_self = true)]
+#[command(name = "mooncake_client", version)]
 struct Flags {
     /// Name or address of this host for other nodes, where the port is opened; 0.0.0.0 selects an
-    /// address, and opens the port on all
+    /// address, and opens the port on all. host:port also fixes the name of the segment, which is
+    /// otherwise the host with a random port
     #[arg(long, default_value = "0.0.0.0")]
     host: String,
+    /// Address of this host at which every port listens; 0.0.0.0 or :: for all. Without it,
+    /// loopback for a loopback --host, else all [environment: MC_BIND_ADDRESS]
+    #[arg(long = "bind_address")]
+    bind_address: Option<String>,
     /// Port that accepts connections once the process is ready, and number in the path of the
     /// socket: /tmp/mooncake_client_<port>.sock. Not opened if only --ipc_socket_path is given
     /// [default: 50052]
@@ -44,6 +55,14 @@ struct Flags {
     /// of a connecting process is not checked
     #[arg(long = "ipc_socket_mode", default_value = "600", value_parser = mode)]
     socket_mode: u32,
+    /// Folders below which a master may name the folder for shared files, with commas or colons
+    /// between [environment: MOONCAKE_FS_ROOTS]
+    #[arg(long = "fs_roots", value_parser = ClientEnvironment::fs_roots)]
+    // Without the path, the flag would take one folder at a time.
+    fs_roots: Option<::std::vec::Vec<PathBuf>>,
+    /// Permissions of shared files, in octal [environment: MOONCAKE_FILE_MODE]
+    #[arg(long = "file_mode")]
+    file_mode: Option<FileMode>,
     /// Memory offered to the cluster
     #[arg(long = "global_segment_size", default_value = "4 GB", value_parser = bytes)]
     segment: u64,
@@ -72,19 +91,19 @@ struct Flags {
     #[arg(long = "device_names", default_value = "")]
     devices: String,
     /// Minimum number of threads; at most one per processor is started
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value = "1", value_parser = at_most_a_million)]
     threads: usize,
     /// Tenant of every key
     #[arg(long = "tenant_id", default_value = "default")]
     tenant: String,
     /// Maximum number of processes served at the same time
-    #[arg(long = "max_clients", default_value_t = 256)]
+    #[arg(long = "max_clients", default_value = "256", value_parser = one_to_a_million)]
     max_clients: usize,
     /// Maximum size of the memory that one process may share
-    #[arg(long = "max_client_memory", default_value = "1 TB", value_parser = bytes)]
+    #[arg(long = "max_client_memory", default_value = "1 TB", value_parser = some_bytes)]
     max_memory: u64,
     /// Maximum number of concurrent calls of one process
-    #[arg(long = "max_client_requests", default_value_t = 64)]
+    #[arg(long = "max_client_requests", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
     max_calls: u32,
     /// Seconds without a heartbeat after which a process is forgotten
     #[arg(long = "client_ttl", default_value_t = 10)]
@@ -98,12 +117,31 @@ struct Flags {
     /// Serve /health and /metrics over HTTP
     #[arg(long = "enable_http_server", default_value = "false", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = switch, action = ArgAction::Set)]
     http: bool,
-    /// Port of the HTTP server, on all addresses
+    /// Port of the HTTP server
     #[arg(long = "http_port", default_value_t = 9300)]
     http_port: u16,
+    /// Names, with commas between them, by which pages in browsers may call the HTTP server
+    /// [environment: MC_ALLOWED_HOSTS]
+    #[arg(long = "allowed_hosts")]
+    allowed_hosts: Option<AllowedHosts>,
     /// Log levels in the syntax of RUST_LOG, which this flag overrides
     #[arg(long = "log", default_value = "")]
     log: String,
+}
+
+/// Parses a number of things of which a process has at least one.
+fn one_to_a_million(text: &str) -> Result<usize, String> {
+    within(text, 1, 1_000_000)
+}
+
+/// Parses a size of at least one byte.
+fn some_bytes(text: &str) -> Result<u64, String> {
+    bytes(text).and_then(|size| if size > 0 { Ok(size) } else { Err("must be more than 0".into()) })
+}
+
+/// Parses a number of things of which a process has at most a million.
+fn at_most_a_million(text: &str) -> Result<usize, String> {
+    within(text, 0, 1_000_000)
 }
 
 fn mode(text: &str) -> Result<u32, String> {
@@ -117,8 +155,8 @@ fn mode(text: &str) -> Result<u32, String> {
 /// the program. Returns the exit status: 0, 1 after a fatal error, another number for invalid
 /// arguments.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
-    let flags = match parse(arguments) {
-        Ok(flags) => flags,
+    let (flags, notes) = match parse(arguments) {
+        Ok(parsed) => parsed,
         Err(error) => {
             // There is no other channel to report a failure here.
             let _ = error.print();
@@ -126,16 +164,19 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         }
     };
     let environment = ClientEnvironment::read();
-    let log = if flags.log.is_empty() {
-        environment.log.clone().unwrap_or_else(|| "info".into())
-    } else {
-        flags.log.clone()
+    let (filter, warning) = match (&environment.log, flags.log.as_str()) {
+        (Some(log), "") => event_filter(log, "RUST_LOG", "info"),
+        (None, "") => event_filter("info", "RUST_LOG", "info"),
+        (_, log) => event_filter(log, "--log", "info"),
     };
     tracing_subscriber::fmt()
-        .with_env_filter(EnvFilter::new(log))
+        .with_env_filter(filter)
         .with_ansi(std::io::stderr().is_terminal())
         .with_writer(std::io::stderr)
         .init();
+    for note in notes.into_iter().chain(warning) {
+        tracing::warn!("{note}");
+    }
     raise_descriptor_limit();
     match serve_until_stopped(flags, environment) {
         Ok(()) => 0,
@@ -146,16 +187,13 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     }
 }
 
-fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Flags, clap::Error> {
-    let mut command = Flags::command();
-    let switches: Vec<String> = command
-        .get_arguments()
-        .filter(|argument| argument.get_num_args().is_some_and(|n| n.min_values() == 0))
-        .filter_map(|argument| argument.get_long().map(str::to_owned))
-        .collect();
-    let is_switch = |name: &str| switches.iter().any(|switch| switch == name);
-    let arguments = arguments.into_iter().map(|argument| normal(argument, is_switch));
-    Flags::from_arg_matches(&command.try_get_matches_from_mut(arguments)?)
+/// Parses the arguments. Returns the flags, and remarks for the log.
+fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<(Flags, Vec<String>), clap::Error> {
+    let mut command = flags::command(Flags::command());
+    let expanded = flags::expand(arguments, &Environment::of_process(), flags::kinds(&command))
+        .map_err(|error| command.error(clap::error::ErrorKind::ValueValidation, error.message()))?;
+    let flags = Flags::from_arg_matches(&command.try_get_matches_from_mut(expanded.arguments)?)?;
+    Ok((flags, expanded.notes))
 }
 
 /// Maximum time for work on other threads after the client has left.
@@ -206,7 +244,7 @@ async fn serve(flags: Flags, environment: ClientEnvironment) -> Result<()> {
 }
 
 /// Interval between two requests for the progress of the drain.
-const ASKED_EVERY: Duration = Duration::from_millis(200);
+const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Stops accepting objects, and requests that the master moves objects without another replica to
 /// other clients. Returns when that is done and no lease on the objects holds, or at the end of
@@ -254,7 +292,7 @@ async fn move_away(client: &Client) -> Result<DrainProgress> {
             }
             Err(error) => return Err(error),
         }
-        tokio::time::sleep(ASKED_EVERY).await;
+        tokio::time::sleep(DRAIN_POLL_INTERVAL).await;
     }
 }
 
@@ -291,13 +329,27 @@ async fn start(flags: &Flags, environment: &ClientEnvironment) -> Result<Started
     if !flags.devices.is_empty() && flags.protocol != "rdma" {
         tracing::warn!(devices = flags.devices, "transport {} ignores --devices", flags.protocol);
     }
-    let host = match flags.host.as_str() {
+    let mut config = environment.config.clone();
+    if let Some(address) = &flags.bind_address {
+        config.bind_address.clone_from(address);
+    }
+    if let Some(hosts) = &flags.allowed_hosts {
+        config.allowed_hosts = hosts.clone();
+    }
+    let bound = bind_address(&config.bind_address, None)?.filter(|address| !address.is_unspecified());
+    let (host, name_port) = host_port::split(&flags.host);
+    let name = match host {
         // Other nodes could not connect to these names.
-        "" | "0.0.0.0" | "::" | "[::]" => mooncake_transport::net::default_host().to_string(),
+        "" | "0.0.0.0" | "::" => bound.unwrap_or_else(default_host).to_string(),
         host => host.to_owned(),
     };
-    let mut config = environment.config.clone();
+    let name = match name_port {
+        Some(port) => host_port::join(&name, port),
+        None => name,
+    };
     config.allow_overcommit |= flags.allow_overcommit;
+    config.fs_roots = flags.fs_roots.clone().unwrap_or(config.fs_roots);
+    config.file_mode = flags.file_mode.unwrap_or(config.file_mode);
     let local = LocalServerConfig {
         path: flags.socket_path.clone().unwrap_or_else(|| default_path(flags.port.unwrap_or(DEFAULT_PORT))),
         mode: flags.socket_mode,
@@ -311,7 +363,7 @@ async fn start(flags: &Flags, environment: &ClientEnvironment) -> Result<Started
         flags.offload.then(|| OffloadConfig { serve: flags.offload_server, ..environment.offload("") });
     let client = Client::builder()
         .config(config)
-        .local_hostname(host)
+        .local_hostname(name)
         .metadata(&flags.metadata)
         .master(flags.master.as_str())
         .segment(flags.segment)
@@ -320,13 +372,22 @@ async fn start(flags: &Flags, environment: &ClientEnvironment) -> Result<Started
         .transports(ClientEnvironment::transports(&flags.protocol, &flags.devices)?)
         .tenant(&flags.tenant)
         .connect()
-        .await?;
+        .await
+        .map_err(|error| {
+            if flags.metadata.contains("://") && error.to_string().contains(&flags.metadata) {
+                return error.context(
+                    "if the cluster has no metadata server, give every node \
+                     --metadata_server=P2PHANDSHAKE",
+                );
+            }
+            error
+        })?;
     let server = Arc::new(LocalServer::start(client.clone(), local)?);
     let pages = match flags.http {
         true => {
             let served = Arc::downgrade(&server);
             let more = Box::new(move || local_gauges(&served));
-            let pages = ClientPages::serve_with(&client, "0.0.0.0", flags.http_port, more).await?;
+            let pages = ClientPages::serve_with(&client, "", flags.http_port, more).await?;
             tracing::info!(at = %pages.address(), "HTTP");
             Some(pages)
         }
@@ -336,7 +397,8 @@ async fn start(flags: &Flags, environment: &ClientEnvironment) -> Result<Started
     let port = match (flags.port, &flags.socket_path) {
         (None, Some(_)) => None,
         (port, _) => {
-            let port = client_port::listen(&flags.host, port.unwrap_or(DEFAULT_PORT), server.path()).await?;
+            let host = client.bound_address().map_or_else(|| host.to_owned(), |address| address.to_string());
+            let port = client_port::listen(&host, port.unwrap_or(DEFAULT_PORT), server.path()).await?;
             tracing::info!(at = %port.local_addr(), "port");
             Some(port)
         }
@@ -362,7 +424,7 @@ mod tests {
 
     fn parsed(arguments: &[&str]) -> Result<Flags, String> {
         let all = std::iter::once("mooncake_client").chain(arguments.iter().copied());
-        parse(all.map(OsString::from)).map_err(|error| error.to_string())
+        parse(all.map(OsString::from)).map(|(flags, _)| flags).map_err(|error| error.to_string())
     }
 
     #[test]
@@ -384,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn invalid_arguments_error_states_cause() {
         for (arguments, says) in [
             (&["--prot=7"][..], "--port"),
             (&["--port=x"], "--port"),

@@ -14,8 +14,8 @@ use super::latency::Latency;
 /// dashboards of Mooncake C++.
 #[derive(Debug)]
 pub(super) struct Requests {
-    single: Vec<Named<Single>>,
-    batch: Vec<Named<Batch>>,
+    single: Vec<OperationCounters<Single>>,
+    batch: Vec<OperationCounters<Batch>>,
     /// Counted calls by ascending number.
     calls: Box<[CountedCall]>,
     /// Requests refused because of overload.
@@ -23,7 +23,7 @@ pub(super) struct Requests {
 }
 
 /// Counters with the name of their operation.
-pub(super) type Named<T> = (&'static str, T);
+pub(super) type OperationCounters<T> = (&'static str, T);
 
 /// Indexes of the counters of one call.
 #[derive(Clone, Copy, Debug)]
@@ -52,7 +52,7 @@ impl Default for Requests {
 }
 
 /// Returns the index of the counters of this name. Appends counters for a new name.
-fn index_of<T: Default>(name: &'static str, counters: &mut Vec<Named<T>>) -> usize {
+fn index_of<T: Default>(name: &'static str, counters: &mut Vec<OperationCounters<T>>) -> usize {
     counters.iter().position(|(known, _)| *known == name).unwrap_or_else(|| {
         counters.push((name, T::default()));
         counters.len() - 1
@@ -74,7 +74,7 @@ impl Requests {
     }
 
     /// Returns the name and the counters of every operation.
-    pub(super) fn all(&self) -> (&[Named<Single>], &[Named<Batch>]) {
+    pub(super) fn all(&self) -> (&[OperationCounters<Single>], &[OperationCounters<Batch>]) {
         (&self.single, &self.batch)
     }
 }
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn batches_tell_partial_success_from_failure() {
+    fn batch_counters_distinguish_partial_success() {
         let requests = Requests::default();
         for outcomes in [&[true, true][..], &[true, false], &[false, false, false]] {
             requests.count(BatchExistKey::FUNCTION, tally(outcomes), Duration::from_micros(3));

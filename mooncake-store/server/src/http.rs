@@ -10,7 +10,8 @@ use axum::http::StatusCode;
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use mooncake_core::Result;
-use mooncake_metadata::http_routes::{Owners, pages as directory_pages};
+use mooncake_metadata::HttpToken;
+use mooncake_metadata::http_routes::{Owners, PageOptions, pages_with as directory_pages};
 pub(super) use mooncake_protocol::http::Pages;
 use mooncake_protocol::http::{bind, nothing_here, serve};
 
@@ -28,16 +29,22 @@ pub(super) async fn start_all(state: &Arc<State>) -> Result<Started> {
         None => None,
         Some(server) => Some(bind(&server.host, server.port, "http_metadata_server_port").await?),
     };
-    let mut pages = vec![serve("admin", admin, while_leading(admin::pages(state.clone()), state))];
+    let mut pages =
+        vec![serve("admin", admin, while_leading(admin::pages(state.clone()), state), config.own_hosts())];
     let metadata_at = metadata.as_ref().map(|(_, at)| *at);
     if let Some((listener, _)) = metadata {
-        pages.push(serve("metadata", listener, while_leading(metadata_pages(state), state)));
+        pages.push(serve(
+            "metadata",
+            listener,
+            while_leading(metadata_pages(state), state),
+            config.own_hosts(),
+        ));
     }
     Ok((pages, Some(admin_at), metadata_at))
 }
 
 /// Endpoints that a master serves whether it leads or not.
-const OF_ITSELF: [&str; 4] = ["/health", "/role", "/ha_status", "/leader"];
+const OF_ITSELF: [&str; 5] = ["/health", "/version", "/role", "/ha_status", "/leader"];
 
 /// Restricts endpoints to the time in which the master leads, as for calls.
 fn while_leading(pages: Router, state: &Arc<State>) -> Router {
@@ -59,7 +66,8 @@ async fn answer(leadership: Arc<Leadership>, request: Request, next: Next) -> Re
 }
 
 fn metadata_pages(state: &Arc<State>) -> Router {
-    directory_pages(state.metadata.clone(), state.clone())
+    let token = state.config.metadata.as_ref().map_or_else(HttpToken::default, |server| server.token.clone());
+    directory_pages(state.metadata.clone(), state.clone(), &PageOptions { token, ..PageOptions::default() })
         .fallback(nothing_here)
         .method_not_allowed_fallback(nothing_here)
 }
@@ -67,8 +75,8 @@ fn metadata_pages(state: &Arc<State>) -> Router {
 /// Owners of names. A name is free if the client that had it has expired and no client has mounted
 /// a segment under it since.
 impl Owners for State {
-    fn is_gone(&self, name: &str) -> bool {
-        self.endpoints.expired_clients.has(name) && self.master.segment_status_named(name).is_err()
+    fn is_dead(&self, name: &str) -> bool {
+        self.endpoints.expired_clients.has(name) && self.master.segment_status_by_name(name).is_err()
     }
 
     fn taken(&self, name: &str) {

@@ -21,8 +21,6 @@ mod promise;
 #[cfg(test)]
 mod tests;
 
-/// Duration of a leader's lease, as in Mooncake C++.
-pub(super) const LEASE: Duration = Duration::from_secs(5);
 /// Remaining part of the lease at which the leader stops, in case its clock is slower than the
 /// clock of the directory.
 const MARGIN: Duration = Duration::from_millis(500);
@@ -33,6 +31,8 @@ const RETRY: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(crate) struct Leadership {
     clock: SharedClock,
+    /// Duration of the lease of the leader.
+    lease: Duration,
     /// End of the time in which the master may handle calls.
     until: AtomicU64,
     status: Mutex<LeadershipStatus>,
@@ -51,13 +51,13 @@ impl Leadership {
     /// Leadership of a single master: it always leads.
     pub(crate) fn single(clock: SharedClock) -> Self {
         let status = LeadershipStatus { state: "serving", leader: None };
-        Self { clock, until: AtomicU64::new(u64::MAX), status: Mutex::new(status) }
+        Self { clock, lease: Duration::MAX, until: AtomicU64::new(u64::MAX), status: Mutex::new(status) }
     }
 
-    /// Leadership of one of several masters: it does not lead yet.
-    pub(crate) fn among_several(clock: SharedClock) -> Self {
+    /// Leadership of one of several masters under leases of this duration: it does not lead yet.
+    pub(crate) fn among_several(clock: SharedClock, lease: Duration) -> Self {
         let status = LeadershipStatus { state: "standby", leader: None };
-        Self { clock, until: AtomicU64::new(0), status: Mutex::new(status) }
+        Self { clock, lease, until: AtomicU64::new(0), status: Mutex::new(status) }
     }
 
     /// Returns whether the master may handle calls now.
@@ -83,9 +83,9 @@ impl Leadership {
         }
     }
 
-    /// Extends the leadership by a lease that was requested at `asked`.
-    fn extend(&self, asked: Moment) {
-        self.until.store(asked.after(LEASE - MARGIN).0, Ordering::Release);
+    /// Extends the leadership by a lease that was requested at `requested_at`.
+    fn extend(&self, requested_at: Moment) {
+        self.until.store(requested_at.after(self.lease.saturating_sub(MARGIN)).0, Ordering::Release);
     }
 
     fn end(&self) {
@@ -159,24 +159,24 @@ impl Election {
     }
 
     async fn attempt(&self) -> Result<Option<Hold>> {
-        if self.somebody_leads().await? {
+        if self.has_leader().await? {
             return Ok(None);
         }
         self.leadership.publish("candidate", None);
-        let asked = self.leadership.clock.now();
-        let hold = self.directory.take(&self.key, self.own.clone().into(), LEASE).await?;
+        let requested_at = self.leadership.clock.now();
+        let hold = self.directory.take(&self.key, self.own.clone().into(), self.leadership.lease).await?;
         if let Some(hold) = &hold {
-            self.leadership.extend(asked);
+            self.leadership.extend(requested_at);
             self.leadership.publish("serving", Some((self.own.clone(), hold.revision)));
         } else {
-            self.somebody_leads().await?;
+            self.has_leader().await?;
         }
         Ok(hold)
     }
 
     /// Returns whether there is a leader. It may be this process before a restart: then there is no
     /// active leader until that lease has expired.
-    async fn somebody_leads(&self) -> Result<bool> {
+    async fn has_leader(&self) -> Result<bool> {
         let Some(held) = self.directory.get(&self.key).await? else { return Ok(false) };
         let leader = String::from_utf8_lossy(&held.value).trim().to_owned();
         self.leadership.publish("standby", Some((leader, held.revision)));
@@ -190,7 +190,7 @@ impl Election {
         };
         // The key may have changed before the watch began, and a watch may miss a change.
         while matches!(self.directory.get(&self.key).await, Ok(Some(_))) {
-            match self.within(LEASE / 2, changes.next()).await {
+            match self.within(self.leadership.lease / 2, changes.next()).await {
                 Some(Some(_)) => return,
                 Some(None) => return self.pace.sleep(RETRY).await,
                 None => {}
@@ -200,11 +200,12 @@ impl Election {
 
     /// Renews the leadership as long as possible. Returns when it is lost.
     pub(crate) async fn lead(&self, hold: &Hold) {
+        let interval = self.leadership.lease / 5;
         while self.leadership.leads() {
-            self.pace.sleep(LEASE / 5).await;
-            let asked = self.leadership.clock.now();
-            match self.within(LEASE / 5, self.directory.keep(hold)).await {
-                Some(Ok(true)) => self.leadership.extend(asked),
+            self.pace.sleep(interval).await;
+            let requested_at = self.leadership.clock.now();
+            match self.within(interval, self.directory.renew(hold)).await {
+                Some(Ok(true)) => self.leadership.extend(requested_at),
                 Some(Ok(false)) => break,
                 Some(Err(error)) => tracing::warn!("the lease of the leader was not renewed: {error}"),
                 None => {
@@ -236,11 +237,11 @@ impl Election {
     /// duration of the lease.
     pub(crate) async fn resign(&self, hold: Hold) {
         self.leadership.end();
-        match self.within(LEASE, self.directory.let_go(hold)).await {
+        match self.within(self.leadership.lease, self.directory.release(hold)).await {
             Some(Ok(())) => {}
             Some(Err(error)) => tracing::debug!("the lease of the leader runs out by itself: {error}"),
             None => tracing::debug!(
-                "the cannot delete the lease of the leader, which will expire: the directory did not respond"
+                "cannot delete the lease of the leader, which will expire: the directory did not respond"
             ),
         }
     }

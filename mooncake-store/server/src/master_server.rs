@@ -10,6 +10,7 @@ use mooncake_core::host_port;
 use mooncake_core::meta::{MemoryLimits, MemoryMetadata, MetadataBackend};
 use mooncake_metadata::{http::HttpMetadata, open_folder};
 use prometheus::core::Collector;
+use tokio::runtime::Handle;
 
 use super::counting::Requests;
 use super::endpoint_state::EndpointState;
@@ -22,11 +23,12 @@ use super::rpc::Counted;
 use super::scrape;
 use super::snapshot_stats::SnapshotStats;
 use super::snapshots::{self, SnapshotWriter};
-use super::state::State;
+use super::state::{LongCalls, State};
 use super::ticker::Ticker;
 use crate::config::{MasterConfig, tenants};
 use mooncake_master::Master;
 use mooncake_protocol::server::{RunningServer, Server, ServerOptions};
+use mooncake_transport::admission::ByteBudget;
 
 /// A running master with its servers. On drop it stops without waiting.
 #[derive(Debug)]
@@ -94,16 +96,20 @@ impl MasterServer {
         if let Some(snapshots) = config.snapshots.as_ref().filter(|snapshots| snapshots.restore) {
             snapshots::restore(snapshots, &config.cluster_id, &master).await?;
         }
+        if let Some(limit) = config.connection_bytes {
+            ByteBudget::of_process().set_limit(limit);
+        }
         let options = ServerOptions { idle_timeout: config.rpc_idle, ..ServerOptions::default() };
         let address = host_port::join(&config.rpc_address, config.rpc_port);
         let rpc = Server::bind(&address, options).await?;
-        let metadata = match config.metadata.as_ref().and_then(|server| server.kept_in.as_deref()) {
+        let metadata = match config.metadata.as_ref().and_then(|server| server.storage_url.as_deref()) {
             Some(url) => open_folder(url).map_err(|error| error.context("--http_metadata_server_kept_in"))?,
             None => Arc::new(MemoryMetadata::with_limits(MemoryLimits::SERVER)),
         };
-        let elsewhere = config.clean_up.as_ref().and_then(|clean_up| clean_up.server.as_deref());
-        let published = match elsewhere {
-            Some(url) => Arc::new(HttpMetadata::new(url)?),
+        let service_to_clean =
+            config.clean_up.as_ref().and_then(|to| Some((to.server.as_deref()?, &to.token)));
+        let published = match service_to_clean {
+            Some((url, token)) => Arc::new(HttpMetadata::with_token(url, token)?),
             None => metadata.clone(),
         };
         let (feed, publisher, events) = match &config.events {
@@ -126,6 +132,7 @@ impl MasterServer {
             requests: Requests::default(),
             leadership,
             endpoints: EndpointState::new(policy),
+            long_calls: LongCalls::new(Handle::current().metrics().num_workers()),
             config,
         });
         let (pages, admin, metadata) = http::start_all(&state).await?;

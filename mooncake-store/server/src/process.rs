@@ -4,18 +4,21 @@
 use std::ffi::OsString;
 use std::fs::OpenOptions;
 use std::io::{IsTerminal, Write};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use mooncake_core::clock::SystemClock;
 use mooncake_core::fault_injection::is_planted;
+use mooncake_core::memory::return_large_buffers;
 use mooncake_core::{Error, Result};
 use mooncake_metadata::open_etcd;
 use mooncake_transport::admission::raise_descriptor_limit;
 use mooncake_transport::net::{HostPort, default_host};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
 
 use super::MasterServer;
 use super::admin::standby;
@@ -49,6 +52,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         tracing::warn!("{note}");
     }
     raise_descriptor_limit();
+    return_large_buffers();
     match serve_until_stopped(config) {
         Ok(()) => 0,
         Err(error) => {
@@ -107,18 +111,51 @@ fn announce(config: &MasterConfig) {
     }
 }
 
+/// Returns a filter of log events in the syntax of `RUST_LOG`, and a warning about text that has
+/// another meaning than it seems to have. `origin` names the setting, `default` is its default.
+///
+/// The syntax takes any word for the name of a module, and then logs nothing else.
+pub(crate) fn event_filter(text: &str, origin: &str, default: &str) -> (EnvFilter, Option<String>) {
+    let filter = match EnvFilter::try_new(text) {
+        Ok(filter) => filter,
+        Err(error) => {
+            let warning = format!("{origin}={text:?} is ignored: {error}; the filter is {default:?}");
+            return (EnvFilter::new(default), Some(warning));
+        }
+    };
+    let has_level = |part: &str| part.contains(['=', '[']) || part.parse::<LevelFilter>().is_ok();
+    let parts = || text.split(',').map(str::trim).filter(|part| !part.is_empty());
+    if parts().any(|part| has_level(part) || part.starts_with("mooncake")) || parts().next().is_none() {
+        return (filter, None);
+    }
+    let all = format!("{default},{text}");
+    let warning = format!(
+        "{origin}={text:?} names no level (off, error, warn, info, debug, trace) and no module of Mooncake; the filter is {all:?}"
+    );
+    (EnvFilter::new(all), Some(warning))
+}
+
 /// Opens the log: the file of `--log_dir`, or standard error.
 fn log(config: &MasterConfig) -> Result<()> {
-    let log = tracing_subscriber::fmt().with_env_filter(EnvFilter::new(config.log_filter()));
+    let (filter, warning) = match config.log_filter.is_empty() {
+        true => (EnvFilter::new(config.log_filter()), None),
+        false => event_filter(&config.log_filter, "log_filter", config.log_level),
+    };
+    let log = tracing_subscriber::fmt().with_env_filter(filter);
     match &config.log_dir {
         None => log.with_ansi(std::io::stderr().is_terminal()).with_writer(std::io::stderr).init(),
         Some(folder) => {
             let path = folder.join("mooncake_master.INFO");
-            let file = OpenOptions::new().create(true).append(true).open(&path).map_err(|error| {
-                Error::invalid(format!("--log_dir: cannot write {}: {error}", path.display()))
-            })?;
+            // Messages may name keys.
+            let file =
+                OpenOptions::new().create(true).append(true).mode(0o640).open(&path).map_err(|error| {
+                    Error::invalid(format!("--log_dir: cannot write {}: {error}", path.display()))
+                })?;
             log.with_ansi(false).with_writer(Mutex::new(file)).init();
         }
+    }
+    if let Some(warning) = warning {
+        tracing::warn!("{warning}");
     }
     Ok(())
 }
@@ -141,19 +178,19 @@ async fn serve(config: MasterConfig) -> Result<()> {
     // Install the signal handlers first, so that a signal during the start is not lost.
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     if let Some(masters) = config.masters.clone() {
-        let told_to_stop = std::pin::pin!(async {
+        let stop_requested = std::pin::pin!(async {
             tokio::select! {
                 _ = interrupt.recv() => {}
                 _ = terminate.recv() => {}
             }
         });
-        return serve_while_leading(config, &masters, told_to_stop).await;
+        return serve_while_leading(config, &masters, stop_requested).await;
     }
     let cluster = config.cluster_id.clone();
     let server = MasterServer::start(config).await?;
     let at = server.addresses();
     tracing::info!("Master service started on port {}", at.rpc.port());
-    tracing::info!(cluster, rpc = %at.rpc, admin = ?at.admin, metadata = ?at.metadata, "ready");
+    tracing::info!(cluster, rpc = %at.rpc, admin = at.admin.map(display), metadata = at.metadata.map(display), "ready");
     tokio::select! {
         _ = interrupt.recv() => {}
         _ = terminate.recv() => {}
@@ -167,7 +204,7 @@ async fn serve(config: MasterConfig) -> Result<()> {
 async fn serve_while_leading(
     config: MasterConfig,
     masters: &MastersConfig,
-    mut told_to_stop: Pin<&mut impl Future<Output = ()>>,
+    mut stop_requested: Pin<&mut impl Future<Output = ()>>,
 ) -> Result<()> {
     let clock = SystemClock::shared();
     let host = match config.rpc_address.as_str() {
@@ -181,37 +218,37 @@ async fn serve_while_leading(
     let directory = open_etcd(&masters.etcd).map_err(|error| error.context("--enable_ha"))?;
     loop {
         // State of this term only: a request that began in one term is not answered in the next.
-        let leadership = Arc::new(Leadership::among_several(clock.clone()));
+        let leadership = Arc::new(Leadership::among_several(clock.clone(), masters.lease));
         let election = Election::new(directory.clone(), &config.cluster_id, own.clone(), leadership.clone());
         let (listener, _) = http::bind(&config.metrics_host, config.metrics_port, "metrics_port").await?;
-        let pages = http::serve("admin", listener, standby::pages(leadership.clone()));
+        let pages = http::serve("admin", listener, standby::pages(leadership.clone()), config.own_hosts());
         let hold = tokio::select! {
             hold = election.win() => hold,
-            () = &mut told_to_stop => return Ok(()),
+            () = &mut stop_requested => return Ok(()),
         };
         pages.cut_off().await;
         let start = async {
-            let kept = election.keep_promise(config.options.longest_promise()).await;
+            let promise = election.store_promise(config.options.longest_promise()).await;
             let server =
-                MasterServer::start_as(config.clone(), clock.clone(), leadership.clone(), kept.earlier);
-            Ok((server.await?, kept))
+                MasterServer::start_as(config.clone(), clock.clone(), leadership.clone(), promise.earlier);
+            Ok((server.await?, promise))
         };
         // A large snapshot takes long, and the lease must not expire meanwhile.
         let started = tokio::select! {
             started = start => started,
             () = election.lead(&hold) => continue,
-            () = &mut told_to_stop => {
+            () = &mut stop_requested => {
                 election.resign(hold).await;
                 return Ok(());
             }
         };
         match started {
-            Ok((server, kept)) => {
+            Ok((server, promise)) => {
                 tracing::info!(rpc = %server.addresses().rpc, "leads");
                 tokio::select! {
                     () = election.lead(&hold) => {}
-                    () = election.lower_promise(kept) => {}
-                    () = &mut told_to_stop => {
+                    () = election.lower_promise(promise) => {}
+                    () = &mut stop_requested => {
                         tracing::info!("stopping");
                         election.resign_after(hold, server.stop()).await;
                         return Ok(());
@@ -236,6 +273,27 @@ impl MasterServer {
         self.rpc.cut_off().await;
         for pages in self.pages {
             pages.cut_off().await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn filter_that_empties_log_warns() {
+        for fine in ["", "debug", "WARN", "info,hyper=off", "mooncake_master", "[span]=trace", "tokio=debug"]
+        {
+            assert_eq!(event_filter(fine, "--log", "info").1, None, "{fine}");
+        }
+        for (odd, fallback) in
+            [("nonsense", "info"), ("a,b", "info"), ("=,=", "info"), ("a=nonsense", "info")]
+        {
+            let (filter, warning) = event_filter(odd, "--log", "info");
+            let warning = warning.unwrap();
+            assert!(warning.contains("--log") && warning.contains(odd), "{warning}");
+            assert!(filter.to_string().contains(fallback), "{filter}");
         }
     }
 }

@@ -25,6 +25,8 @@ fn add(families: &mut Families, state: &State) {
     let labels = [("version", env!("CARGO_PKG_VERSION")), ("rpc", MASTER_VERSION)];
     let help = "Version of the program and of its RPC protocol, always 1";
     families.gauges("master_build_info", help, [(labels, 1)]);
+    families.build_info();
+    families.process_memory();
     state.master.add_metrics(families);
     add_requests(families, state);
     add_snapshots(families, &state.snapshots);

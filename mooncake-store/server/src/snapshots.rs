@@ -7,6 +7,10 @@
 //! temporary file and synced. Its number is then claimed by creating the final file, which must not
 //! exist, and the temporary file is renamed. A snapshot is therefore always complete, and a deposed
 //! leader cannot replace the snapshot of another one.
+//!
+//! Beside the snapshots is the order of the masters that restored one of them. A master that
+//! crashes before its first snapshot is in this order, too, so the next one knows which values are
+//! later.
 
 mod directory_store;
 mod folder_store;
@@ -37,6 +41,7 @@ pub(super) async fn restore(config: &SnapshotConfig, cluster: &str, master: &Arc
         if let Some(snapshot) = store.latest() {
             master.recall(snapshot);
         }
+        master.follow(&store.begin_term(master.epoch()));
         Ok(())
     });
     restored.await.map_err(|error| Error::internal(format!("cannot read snapshots: {error}")))?

@@ -108,7 +108,7 @@ fn evictions(stats: &Stats) -> String {
          Mem Eviction: {times}, {what} | \
          NoF Eviction: Success/Attempts=0/0, keys=0, size=0 B | \
          Discard: Released/Total={}/{}, StagingSize={} | {}",
-        stats.no_room,
+        stats.out_of_space,
         stats.partial,
         stats.released,
         stats.discarded,
@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn disks_are_told_of() {
+    fn summary_includes_disks() {
         let disks = DiskStats {
             used: 1 << 20,
             capacity: 3 << 30,

@@ -149,7 +149,7 @@ impl Stops {
 async fn clean_up(state: Arc<State>, keys: MetaKeys, expired: Vec<Segment>) {
     for segment in expired {
         // The client has further segments, or another client has taken its name.
-        if state.master.segment_status_named(&segment.name).is_ok() {
+        if state.master.segment_status_by_name(&segment.name).is_ok() {
             continue;
         }
         if !state.leadership.leads() {
@@ -215,6 +215,7 @@ mod tests {
                 endpoint: "10.0.0.1:1".into(),
                 protocol: "tcp".into(),
                 host_id: "node".into(),
+                locality: None,
             };
             let client = ClientId(Uuid::new(1, 1));
             master.mount(client, &segment).unwrap();

@@ -104,8 +104,15 @@ const OBJECT: u64 = 64 << 10;
 fn put(master: &Master, key: &str) -> mooncake_core::Result<()> {
     let config = ReplicateConfig::default();
     let writer = CLIENT.into();
-    let put =
-        Put { writer, mode: WriteMode::Put, key: key.as_bytes(), len: OBJECT, config: &config, group: "" };
+    let put = Put {
+        writer,
+        mode: WriteMode::Put,
+        key: key.as_bytes(),
+        len: OBJECT,
+        config: &config,
+        group: "",
+        session: None,
+    };
     master.put_start(&put)?;
     master.put_end(writer, key.as_bytes(), None, ReplicaType::All)
 }
@@ -139,6 +146,7 @@ async fn a_server_uses_the_allocator_and_the_policy_of_the_application() {
         endpoint: "node:1".into(),
         protocol: "tcp".into(),
         host_id: "node".into(),
+        locality: None,
     };
     master.mount(CLIENT, &segment).unwrap();
     for key in ["first", "second", "third", "fourth", "fifth", "sixth"] {

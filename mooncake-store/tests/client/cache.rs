@@ -227,7 +227,7 @@ async fn no_value_is_read_that_is_not_there_any_more() {
                 .hot_cache(hot_cache)
                 .checksum(checksum)
                 .timeout(Duration::from_secs(2))
-                .room_patience(Duration::from_millis(100))
+                .space_timeout(Duration::from_millis(100))
                 .connect()
         };
         let writers =

@@ -58,7 +58,8 @@ impl Cluster {
         }
         let mut config = master_config(0, options);
         if kind == Kind::TcpHttp {
-            let metadata = MetadataServerConfig { host: "127.0.0.1".into(), port: 0, kept_in: None };
+            let metadata =
+                MetadataServerConfig { host: "127.0.0.1".into(), port: 0, ..MetadataServerConfig::default() };
             config.metadata = Some(metadata);
         }
         let server = MasterServer::start(config).await.unwrap();
@@ -117,7 +118,16 @@ impl Cluster {
             .share_memory(self.kind == Kind::Shm)
             .segment(8 << 20)
             .local_buffer(2 << 20)
-            .timeout(Duration::from_secs(5))
+            .timeout(self.timeout())
+    }
+
+    /// Returns the bound of an operation. RDMA is tested on an emulated machine, which is slow.
+    fn timeout(&self) -> Duration {
+        #[cfg(feature = "transport-rdma")]
+        if matches!(self.kind, Kind::Rdma | Kind::RdmaAlone) {
+            return Duration::from_secs(25);
+        }
+        Duration::from_secs(5)
     }
 
     pub(crate) async fn pair(&self) -> (Client, Client) {

@@ -40,7 +40,7 @@ async fn a_client_listens_where_it_is_configured_to() {
     let port = mooncake_core::testkit::free_port();
     let handshake =
         HandshakePort { ports: port..=port, host: Some("127.0.0.1".into()), ..Default::default() };
-    let wires = TransportOptions::named("tcp").unwrap();
+    let wires = TransportOptions::for_protocol("tcp").unwrap();
     let a = cluster.builder().transports(wires).handshake(handshake).connect().await.unwrap();
     let b = cluster.builder().connect().await.unwrap();
     assert_eq!(a.engine().name(), format!("127.0.0.1:{port}"));

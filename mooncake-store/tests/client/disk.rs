@@ -38,7 +38,7 @@ pub(crate) fn owner(cluster: &Cluster, path: &Path) -> ClientBuilder {
 /// Returns a client with long leases, so that objects are not evicted before the disk has written
 /// them.
 pub(crate) fn patient_builder(cluster: &Cluster) -> ClientBuilder {
-    cluster.builder().timeout(Duration::from_secs(20)).room_patience(Duration::from_secs(20))
+    cluster.builder().timeout(Duration::from_secs(20)).space_timeout(Duration::from_secs(20))
 }
 
 /// Reads a value, again if the read was too slow for its lease.
@@ -262,7 +262,8 @@ async fn what_is_read_often_comes_back_to_memory() {
         replicas_of(&cluster, &key(often)) == (1, 1)
     })
     .await;
-    assert!(owner.status().disk().unwrap().promoted >= 1);
+    // The master lists the replica before its owner has the response.
+    eventually("it is counted", async || owner.status().disk().unwrap().promoted >= 1).await;
     let before = owner.status().disk().unwrap().read;
     assert!(read(&owner, &key(often)).await == Some(expected(often)));
     assert_eq!(owner.status().disk().unwrap().read, before, "from memory");
@@ -297,14 +298,66 @@ async fn full_memory_takes_back_an_object_of_more_value() {
     }
 }
 
+/// Returns the numbers of the keys of the test that a client reads with their values.
+async fn found(client: &Client) -> Vec<u64> {
+    let mut found = Vec::new();
+    for number in 0..KEYS {
+        if let Some(got) = read(client, &key(number)).await {
+            assert!(got == expected(number), "{number}");
+            found.push(number);
+        }
+    }
+    found
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clients_that_are_given_one_folder_each_have_a_disk_there() {
+    let cluster = cluster(DiskOptions::default()).await;
+    let folder = tempfile::tempdir().unwrap();
+    let reader = patient_builder(&cluster).segment(0).connect().await.unwrap();
+    let mut owners = Vec::new();
+    for _ in 0..3 {
+        owners.push(owner(&cluster, folder.path()).segment(4 * MIB).connect().await.unwrap());
+    }
+    fill(&reader).await;
+    all_written(&cluster).await;
+    let counts = |owners: &[Client]| -> Vec<u64> {
+        owners.iter().map(|owner| owner.status().disk().unwrap().store.objects).collect()
+    };
+    let mut before = counts(&owners);
+    assert!(before.iter().all(|n| *n > 0) && before.iter().sum::<u64>() == KEYS, "{before:?}");
+    assert_eq!(found(&reader).await.len() as u64, KEYS);
+    // Only the folders of the two others are below that of the first.
+    let names = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name());
+    let mut names: Vec<_> = names.map(|name| name.into_string().unwrap()).collect();
+    names.sort();
+    assert_eq!(names, ["index", "lock", "objects", "worker-1", "worker-2"]);
+    // The next three take over the disks, whichever of them takes which.
+    for owner in owners.drain(..).rev() {
+        owner.close().await.unwrap();
+    }
+    eventually("nothing is left", async || cluster.master.stats().keys == 0).await;
+    for _ in 0..3 {
+        owners.push(owner(&cluster, folder.path()).segment(4 * MIB).connect().await.unwrap());
+    }
+    let mut after = counts(&owners);
+    before.sort_unstable();
+    after.sort_unstable();
+    assert_eq!(after, before);
+    assert_eq!(found(&reader).await.len() as u64, KEYS);
+    // A folder that one client leaves is free for the next.
+    let first = owners.remove(0);
+    let count = first.status().disk().unwrap().store.objects;
+    first.close().await.unwrap();
+    let next = owner(&cluster, folder.path()).segment(0).connect().await.unwrap();
+    assert_eq!(next.status().disk().unwrap().store.objects, count);
+    assert_eq!(found(&reader).await.len() as u64, KEYS);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_disk_that_cannot_be_used_is_refused_by_name() {
     let cluster = cluster(DiskOptions::default()).await;
     let folder = tempfile::tempdir().unwrap();
-    let _first = owner(&cluster, folder.path()).connect().await.unwrap();
-    let error = owner(&cluster, folder.path()).connect().await.unwrap_err();
-    assert_eq!(error.code(), ErrorCode::FileLockFail);
-    assert!(error.to_string().contains("every client needs a directory of its own"), "{error}");
     let file = folder.path().join("file");
     std::fs::write(&file, "").unwrap();
     let error = owner(&cluster, &file).connect().await.unwrap_err();

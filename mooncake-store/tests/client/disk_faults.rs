@@ -260,30 +260,26 @@ async fn refuses_a_read_only_directory() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_directory_in_use_by_another_process_is_refused_by_name() {
+async fn a_directory_in_use_by_another_process_is_shared_with_it() {
     let cluster = cluster(DiskOptions::default()).await;
     let folder = tempfile::tempdir().unwrap();
     let _owner = owner(&cluster, folder.path()).connect().await.unwrap();
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args([
-        "--exact",
-        "disk_faults::refuses_a_directory_in_use",
-        "--ignored",
-        "--nocapture",
-        "--skip",
-    ]);
+    command.args(["--exact", "disk_faults::shares_a_directory_in_use", "--ignored", "--nocapture", "--skip"]);
     let outcome = tokio::process::Command::from(command).arg(folder.path()).output().await.unwrap();
     assert!(String::from_utf8_lossy(&outcome.stdout).contains("1 passed"), "{outcome:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "run by a_directory_in_use_by_another_process_is_refused_by_name"]
-async fn refuses_a_directory_in_use() {
+#[ignore = "run by a_directory_in_use_by_another_process_is_shared_with_it"]
+async fn shares_a_directory_in_use() {
     let Some(folder) = given() else { return };
-    let error = refused(&folder).await;
-    assert_eq!(error.code(), ErrorCode::FileLockFail);
-    let parent = std::os::unix::process::parent_id();
-    assert!(error.to_string().contains(&format!("process {parent}")), "{error}");
+    let cluster = cluster(DiskOptions::default()).await;
+    let owner = owner(&cluster, &folder).connect().await.unwrap();
+    let holder = |folder: &Path| std::fs::read_to_string(folder.join("lock")).unwrap();
+    assert_eq!(holder(&folder), std::os::unix::process::parent_id().to_string());
+    assert_eq!(holder(&folder.join("worker-1")), std::process::id().to_string());
+    owner.close().await.unwrap();
 }
 
 #[test]

@@ -1,19 +1,24 @@
 //! Parts of objects that are on disks only.
 
+use std::slice::from_ref;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use mooncake_core::clock::Rng;
 use mooncake_core::ids::{ClientId, Uuid};
+use mooncake_core::replica::{Replica, ReplicaLocation};
 use mooncake_core::{ErrorCode, Result};
 use mooncake_store::client::{Client, Located, OffloadConfig, RangeOutcome, RangeRead};
 use mooncake_store::master::{DiskOptions, MasterOptions};
+use mooncake_store::protocol::client::{RpcClient, RpcOptions};
+use mooncake_store::protocol::message::{LendRanges, Request, ReturnObjects, VerifyReplicas};
+use mooncake_store::protocol::pack::Unpack;
 use mooncake_store::protocol::server::{RunningServer, Server, ServerOptions};
-use mooncake_store::protocol::wire::{OffloadItem, StoredAt};
+use mooncake_store::protocol::wire::{OffloadItem, StoredAt, VerifiedReplicas};
 use parking_lot::Mutex;
 
-use crate::cluster::{Cluster, Kind, value};
+use crate::cluster::{Cluster, Kind, eventually, value};
 use crate::common::fake_disk::FakeDisk;
 use crate::disk::{
     KEYS, MIB, SIZE, all_written, cluster, disk, expected, fill, key, owner, patient_builder, replicas_of,
@@ -135,6 +140,11 @@ const FAKE: ClientId = ClientId(Uuid { first: 7, second: 7 });
 
 impl Stage {
     async fn new(parts: bool) -> Self {
+        Self::with(parts, false).await
+    }
+
+    /// Starts a cluster whose owner of a disk lends parts of values, or ranges.
+    async fn with(parts: bool, ranges: bool) -> Self {
         let options = MasterOptions {
             disks: Some(DiskOptions::default()),
             lease_ttl: Duration::from_secs(60),
@@ -154,7 +164,7 @@ impl Stage {
             (addresses[i], memory) = (at.address, at.endpoint.clone());
         }
         let value = Mutex::new((addresses[0], 1, 60_000));
-        let fake = Arc::new(FakeDisk { value, memory, parts, asked: Mutex::default() });
+        let fake = Arc::new(FakeDisk { value, memory, parts, ranges, asked: Mutex::default() });
         let server = Server::bind("127.0.0.1:0", ServerOptions::default()).await.unwrap();
         let endpoint = server.local_addr().to_string();
         let _server = server.start(fake.clone());
@@ -219,13 +229,120 @@ async fn an_owner_that_lends_whole_objects_only_is_asked_for_these() {
     assert_eq!(*stage.fake.asked.lock(), [1], "once");
     // The disk does not report the version of its value, so the client asks the master whether the
     // located object still exists.
-    stage.cluster.master.remove(b"k", true).unwrap();
+    stage.cluster.master.unmount_disk(FAKE).unwrap();
+    stage.cluster.master.mount_disk(FAKE, true).unwrap();
     stage.announce();
     stage.holds(1, 60_000);
     let other = part(client, &object, 10, 10).await.unwrap_err();
     assert_eq!(other.code(), ErrorCode::LeaseExpired);
     let again = find(client, "k").await.unwrap();
     assert!(stage.is(1, &part(client, &again, 10, 10).await.unwrap(), 10));
+}
+
+/// An owner of Mooncake C++ 0.3.14 lends ranges, and no whole objects for them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_owner_that_lends_ranges_is_asked_for_these() {
+    let stage = Stage::with(false, true).await;
+    let object = find(&stage.client, "k").await.unwrap();
+    for (from, len) in [(5, 100), (200_000, 1000)] {
+        let read = part(&stage.client, &object, from as u64, len).await.unwrap();
+        assert!(stage.is(0, &read, from));
+    }
+    // The fake adds the offset of a range to the address that it lends.
+    stage.holds(1, 60_000);
+    let other = part(&stage.client, &object, 300, 10).await.unwrap();
+    assert!(stage.is(1, &other, 300), "an owner without versions is believed");
+    assert_eq!(*stage.fake.asked.lock(), [1, 1, 1]);
+}
+
+/// Asks the owner of a disk as a client of Mooncake C++ 0.3.14 does.
+async fn call<R: Request + Sync>(endpoint: &str, request: R) -> R::Reply
+where
+    R::Reply: for<'a> Unpack<'a>,
+{
+    RpcClient::new(endpoint, RpcOptions::default()).call(&request).await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_owner_lends_ranges_and_verifies_replicas() {
+    let cluster = cluster(DiskOptions::default()).await;
+    let folder = tempfile::tempdir().unwrap();
+    let owner = owner(&cluster, folder.path()).connect().await.unwrap();
+    fill(&owner).await;
+    all_written(&cluster).await;
+    let on_disk = |key: &str| {
+        let replicas = cluster.master.peek(key.as_bytes()).unwrap();
+        let place = |replica: Replica| match replica.location {
+            ReplicaLocation::LocalDisk { endpoint, .. } => Some((endpoint, replica.id)),
+            _ => None,
+        };
+        replicas.into_iter().find_map(place).unwrap()
+    };
+    let (endpoint, id) = on_disk(&key(0));
+    let scoped = [b"default\0", key(0).as_bytes()].concat();
+    let keys = [&scoped[..], &scoped[..]];
+    let size = SIZE as i64;
+    let lend = |offsets: [i64; 2], lengths: [i64; 2], sizes: [i64; 2]| LendRanges {
+        keys: keys[..].into(),
+        offsets: offsets.to_vec().into(),
+        lengths: lengths.to_vec().into(),
+        sizes: sizes.to_vec().into(),
+    };
+    let loan = call(&endpoint, lend([0, 100_000], [10, 70_000], [size; 2])).await.unwrap();
+    assert_eq!((loan.addresses.len(), loan.endpoint.is_empty()), (2, false));
+    assert!(call(&endpoint, ReturnObjects { batch: loan.batch }).await);
+    for (offsets, lengths, sizes) in [
+        ([0, -1], [1, 1], [size; 2]),
+        ([0, 0], [1, 0], [size; 2]),
+        ([0, 0], [1, -1], [size; 2]),
+        ([0, size], [1, 1], [size; 2]),
+        ([0, i64::MAX], [1, i64::MAX], [size; 2]),
+        ([0, 0], [1, 1], [size, -1]),
+        ([0, 0], [1, 1], [size, size + 1]),
+    ] {
+        let refused = call(&endpoint, lend(offsets, lengths, sizes)).await;
+        assert_eq!(refused.unwrap_err(), ErrorCode::InvalidParams, "{offsets:?} {lengths:?} {sizes:?}");
+    }
+
+    // The master lists an object that is not on the disk.
+    let item = OffloadItem { tenant: "default".into(), key: b"ghost".to_vec(), size };
+    let place = StoredAt { bucket: 0, offset: 0, key_size: 5, data_size: size, endpoint: endpoint.clone() };
+    let list = || {
+        eventually("the replica is listed", async || {
+            cluster.master.mount_disk(owner.id(), true).unwrap();
+            let _ = cluster.master.offloaded(owner.id(), from_ref(&item), from_ref(&place));
+            replicas_of(&cluster, "ghost") == (0, 1)
+        })
+    };
+    list().await;
+    let (_, ghost) = on_disk("ghost");
+    let block = key(0);
+    let names = [block.as_bytes(), b"ghost"];
+    let verify = |replica_ids: Option<Vec<u64>>| VerifyReplicas {
+        tenant: "none",
+        keys: names[..].into(),
+        resolved_tenant: Some("default".into()),
+        replica_ids,
+    };
+    let states = async |ids| call(&endpoint, verify(ids)).await.map(|all| all.states);
+    let (present, gone, unknown) =
+        (VerifiedReplicas::PRESENT, VerifiedReplicas::MISSING, VerifiedReplicas::UNKNOWN);
+    assert_eq!(states(None).await, Ok(vec![present, unknown]), "without a number nothing is dropped");
+    assert_eq!(states(Some(vec![1])).await, Err(ErrorCode::InvalidParams));
+    assert_eq!(replicas_of(&cluster, "ghost"), (0, 1));
+    assert_eq!(states(Some(vec![id.0, ghost.0])).await, Ok(vec![present, gone]));
+    assert_eq!(replicas_of(&cluster, "ghost"), (0, 0));
+    assert_eq!(states(Some(vec![id.0, ghost.0])).await, Ok(vec![present, gone]), "asked again");
+
+    // A reader that is lent nothing lets the owner verify the replica.
+    list().await;
+    let other = patient_builder(&cluster).segment(0).connect().await.unwrap();
+    let _ = other.get("ghost").await;
+    eventually("the replica is dropped", async || replicas_of(&cluster, "ghost") == (0, 0)).await;
+    list().await;
+    let object = find(&other, "ghost").await.unwrap();
+    part(&other, &object, 0, 10).await.unwrap_err();
+    eventually("the replica is dropped", async || replicas_of(&cluster, "ghost") == (0, 0)).await;
 }
 
 #[cfg(feature = "local")]

@@ -4,12 +4,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mooncake_core::clock::{ManualClock, SharedClock};
+use mooncake_core::meta::MemoryMetadata;
 use mooncake_core::{ErrorCode, ErrorKind};
-use mooncake_store::client::{Client, Located, MasterHandle, PutOptions, PutOutcome, RangeRead};
+use mooncake_store::client::{
+    Client, ClientBuilder, Located, MasterHandle, PutOptions, PutOutcome, RangeRead,
+};
 use mooncake_store::master::{Master, MasterOptions};
 use mooncake_store::protocol::wire::TaskStatus;
 use mooncake_transport::testkit::{Fault, Faults, Faulty};
-use mooncake_transport::{Loopback, LoopbackNet};
+use mooncake_transport::{Directory, Loopback, LoopbackNet};
 
 use crate::cluster::{eventually, slices, value};
 
@@ -18,6 +21,7 @@ pub(crate) type Wire = Faulty<Loopback>;
 pub(crate) struct World {
     pub(crate) clock: Arc<ManualClock>,
     net: LoopbackNet,
+    directory: Arc<MemoryMetadata>,
     pub(crate) master: Arc<Master>,
 }
 
@@ -27,7 +31,8 @@ impl World {
         let shared: SharedClock = clock.clone();
         let master =
             Master::with_parts(options, &Default::default(), &Default::default(), shared.clone(), 7).unwrap();
-        Self { clock, net: LoopbackNet::with_clock(shared), master: Arc::new(master) }
+        let net = LoopbackNet::with_clock(shared);
+        Self { clock, net, directory: Arc::default(), master: Arc::new(master) }
     }
 
     pub(crate) async fn connect(&self, segment: u64) -> (Client<Wire>, Arc<Wire>) {
@@ -36,12 +41,38 @@ impl World {
 
     /// Connects a client with this name.
     pub(crate) async fn named(&self, name: &str, segment: u64) -> (Client<Wire>, Arc<Wire>) {
+        self.with_buffer(name, segment, 1 << 20).await
+    }
+
+    /// Connects a client with a local buffer of this length.
+    pub(crate) async fn buffered(&self, segment: u64, buffer: u64) -> (Client<Wire>, Arc<Wire>) {
+        self.with_buffer("127.0.0.1", segment, buffer).await
+    }
+
+    async fn with_buffer(&self, name: &str, segment: u64, buffer: u64) -> (Client<Wire>, Arc<Wire>) {
+        let builder = Client::builder().master(MasterHandle::embedded(self.master.clone()));
+        self.over(builder, name, segment, buffer).await
+    }
+
+    /// Connects a client through this connection to the master. Such clients find each other.
+    pub(crate) async fn through(&self, master: MasterHandle, segment: u64) -> (Client<Wire>, Arc<Wire>) {
+        let directory = Directory::new(self.directory.clone());
+        let builder = Client::builder().master(master).directory(directory).clock(self.clock.clone());
+        self.over(builder, "127.0.0.1", segment, 1 << 20).await
+    }
+
+    async fn over(
+        &self,
+        builder: ClientBuilder,
+        name: &str,
+        segment: u64,
+        buffer: u64,
+    ) -> (Client<Wire>, Arc<Wire>) {
         let wire = Arc::new(Faulty::new(Arc::new(self.net.node()), 1, Faults::none()));
-        let client = Client::builder()
+        let client = builder
             .local_hostname(name)
-            .master(MasterHandle::embedded(self.master.clone()))
             .segment(segment)
-            .local_buffer(1 << 20)
+            .local_buffer(buffer)
             .transport(wire.clone())
             .connect()
             .await
@@ -218,7 +249,7 @@ async fn a_write_that_may_still_land_keeps_its_space() {
     let world = World::new(MasterOptions::default());
     let (_a, _) = world.connect(1 << 20).await;
     let (b, wire) = world.connect(0).await;
-    wire.set(always(Fault::LoseAnswer));
+    wire.set(always(Fault::LoseResponse));
     assert_eq!(b.put("k", &value(1, 5000)[..]).await.unwrap_err().kind(), ErrorKind::Timeout);
     wire.set(Faults::none());
     world.clock.advance(Duration::from_secs(2));

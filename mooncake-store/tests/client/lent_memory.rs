@@ -14,7 +14,7 @@ const LEN: usize = 4096;
 
 /// Returns all bytes of the pool as a target of a read. The handle of the part is dropped.
 fn lend(pool: &RegionPool<Wire>) -> SliceMut<Wire> {
-    let part = pool.lend(LEN, 64).unwrap();
+    let part = pool.allocate(LEN, 64).unwrap();
     // SAFETY: the only slice of the part.
     unsafe { part.slice_mut_unchecked(0..LEN) }.unwrap()
 }
@@ -27,7 +27,7 @@ async fn given_up<R>(world: &World, wire: &Wire, pool: &RegionPool<Wire>, read: 
     let Either::Right((_, read)) = select(read, held).await else { panic!("the read ended by itself") };
     drop(read);
     assert_eq!(pool.used(), LEN as u64, "the transfer may still write there");
-    assert_eq!(pool.lend(1, 64).unwrap_err().kind(), ErrorKind::NoSpace);
+    assert_eq!(pool.allocate(1, 64).unwrap_err().kind(), ErrorKind::NoSpace);
     wire.release(1);
     eventually("the memory is free again", async || pool.used() == 0).await;
 }

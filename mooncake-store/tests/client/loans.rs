@@ -68,6 +68,7 @@ async fn a_value_that_one_process_lends_is_not_read_from_the_next_one() {
             value: Mutex::new((address, 1, 60_000)),
             memory: NAME.into(),
             parts: false,
+            ranges: false,
             asked: Mutex::default(),
         });
         let ((asked, has_asked), (go, may_go)) = (channel(), channel());

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use mooncake_core::clock::{ManualClock, SharedClock};
+use mooncake_core::memory::{HostMemory, MemorySource};
 use mooncake_core::replica::ReplicateConfig;
 use mooncake_core::{ErrorCode, Result};
 #[cfg(feature = "disk")]
@@ -19,6 +20,7 @@ use mooncake_store::protocol::message::*;
 use mooncake_store::protocol::pack;
 use mooncake_store::protocol::server::Service;
 use mooncake_store::protocol::service::MasterService;
+use mooncake_store::protocol::wire::TaskStatus;
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
@@ -139,9 +141,11 @@ impl MasterConnection for Front {
             | EndWrites::FUNCTION => "end",
             FetchDiskWork::FUNCTION if pack::decode::<FetchDiskWork>(body).unwrap().begin => "begin",
             FetchDiskWork::FUNCTION => "work",
-            NotifyOffloadSuccess::FUNCTION => "offloaded",
+            NotifyOffloadSuccess::FUNCTION | ReportOffloaded::FUNCTION => "offloaded",
+            StartCopy::FUNCTION | StartMove::FUNCTION => "copy start",
+            EndCopy::FUNCTION | EndMove::FUNCTION => "copy end",
             // The request is lost, not only the response.
-            BatchEvictDiskReplica::FUNCTION if self.loses("dropped") => {
+            BatchEvictDiskReplica::FUNCTION | ReportDropped::FUNCTION if self.loses("dropped") => {
                 return Err(ErrorCode::RpcFail.into());
             }
             ReMountSegment::FUNCTION => {
@@ -151,7 +155,17 @@ impl MasterConnection for Front {
             }
             _ => "",
         };
-        let mut out = Vec::new();
+        let (mut out, mut ignored) = (Vec::new(), None);
+        if self.existing && function == ReMountSegment::FUNCTION {
+            let request = pack::decode::<ReMountSegment<'_>>(body).unwrap();
+            if !self.master().ping(request.client).need_remount {
+                // Mooncake C++ ignores the segments of a client that it knows.
+                let segments = Vec::new().into();
+                let body = ignored.insert(Vec::new());
+                pack::encode(&ReMountSegment { segments, ..request }, body);
+            }
+        }
+        let body = ignored.as_deref().unwrap_or(body);
         MasterService(self.master()).call(function, body, &mut out).unwrap();
         let look_ups = [
             GetReplicaList::FUNCTION,
@@ -275,6 +289,54 @@ async fn a_put_survives_the_loss_of_a_response() {
     }
 }
 
+/// Moves `k` from one client to the other. Returns whether the task succeeded.
+async fn moves(from: &Client, to: &Client) -> bool {
+    let task = from.replicas().move_to("k", from.hostname(), to.hostname()).await.unwrap();
+    let status = async || from.replicas().task(task).await.unwrap().status;
+    let over = [TaskStatus::Failed, TaskStatus::Success];
+    eventually("the task is over", async || over.contains(&status().await)).await;
+    status().await == TaskStatus::Success
+}
+
+#[tokio::test]
+async fn a_move_survives_the_loss_of_responses() {
+    let front = Front::new(false);
+    let (one, two) = (front.connect(1 << 20).await, front.connect(1 << 20).await);
+    let options = PutOptions::new().prefer_segment(one.hostname());
+    one.put_with("k", &value(1, 1000)[..], &options).await.unwrap();
+    for lost in [&["copy start"][..], &["copy end"], &["copy start", "copy start", "copy end", "copy end"]] {
+        for (from, to) in [(&one, &two), (&two, &one)] {
+            front.lose(lost);
+            assert!(moves(from, to).await, "{lost:?}");
+            assert_eq!(front.master().peek(b"k").unwrap().len(), 1, "the source is dropped");
+            assert_eq!(one.get("k").await.unwrap().unwrap(), value(1, 1000));
+        }
+    }
+    // Without any response the move fails, and nothing holds the object.
+    for lost in ["copy start", "copy end"] {
+        front.lose(&[lost; 3]);
+        moves(&one, &two).await;
+        let replace = PutOptions::new().upsert();
+        let upsert = async || one.put_with("k", &value(2, 1000)[..], &replace).await.is_ok();
+        eventually("the object can be replaced", upsert).await;
+        one.remove("k", true).await.unwrap();
+        one.put_with("k", &value(1, 1000)[..], &options).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_master_that_does_not_number_copies_has_them_made() {
+    let front = Front::new(true);
+    let (one, two) = (front.connect(1 << 20).await, front.connect(1 << 20).await);
+    let options = PutOptions::new().prefer_segment(one.hostname());
+    one.put_with("k", &value(1, 1000)[..], &options).await.unwrap();
+    assert!(moves(&one, &two).await);
+    let task = two.replicas().copy("k", &[one.hostname()]).await.unwrap();
+    let status = async || two.replicas().task(task).await.unwrap().status;
+    eventually("the copy is made", async || status().await == TaskStatus::Success).await;
+    assert_eq!(front.master().peek(b"k").unwrap().len(), 2);
+}
+
 #[tokio::test]
 async fn space_whose_grant_never_came_is_given_back() {
     let front = Front::new(false);
@@ -377,6 +439,34 @@ async fn a_mount_right_after_a_restart_brings_the_other_segments_along() {
     let mut sizes: Vec<u64> = front.master().stats().segments.iter().map(|s| s.segment.size).collect();
     sizes.sort_unstable();
     assert_eq!(sizes, [1 << 20, 2 << 20]);
+}
+
+/// The master may have placed objects in memory whose mount has failed, or whose client is gone.
+#[tokio::test]
+async fn failed_mount_and_dropped_client_retire_addresses() {
+    let front = Front::new(false);
+    let client = front.connect(0).await;
+    let memory = || Arc::new(HostMemory::new(1 << 20).unwrap());
+    let (failed, mounted) = (memory(), memory());
+    front.lose(&["remount"]);
+    client.segments().mount_memory(failed.clone()).await.unwrap_err();
+    client.segments().mount_memory(mounted.clone()).await.unwrap();
+    let engine = client.engine().clone();
+    assert!(engine.is_span_retired(failed.span()) && !engine.is_span_retired(mounted.span()));
+    drop(client);
+    eventually("the client is gone", async || engine.is_span_retired(mounted.span())).await;
+}
+
+#[tokio::test]
+async fn memory_is_mounted_twice_at_mooncake_cpp() {
+    let front = Front::new(true);
+    let client = front.connect(0).await;
+    let memory = Arc::new(HostMemory::new(1 << 20).unwrap());
+    for _ in 0..2 {
+        let segment = client.segments().mount_memory(memory.clone()).await.unwrap();
+        assert_eq!(front.master().stats().segments.len(), 1);
+        client.segments().unmount(segment).await.unwrap();
+    }
 }
 
 #[tokio::test]

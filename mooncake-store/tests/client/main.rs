@@ -13,15 +13,20 @@ mod common {
     pub(crate) mod http;
 }
 
+#[cfg(feature = "disk")]
+mod batches;
 mod cache;
 mod checksum;
 mod cluster;
+mod departures;
 mod device;
 mod discovery;
 #[cfg(feature = "disk")]
 mod disk;
 #[cfg(feature = "disk")]
 mod disk_faults;
+#[cfg(feature = "disk")]
+mod disk_limits;
 #[cfg(feature = "disk")]
 mod disk_parts;
 mod drain;
@@ -39,8 +44,11 @@ mod loans;
 mod local;
 mod lossy;
 mod many_clients;
+mod moved_memory;
 mod parts;
 mod payloads;
+#[cfg(feature = "disk")]
+mod prefetches;
 mod prefix;
 mod recovery;
 mod restart;

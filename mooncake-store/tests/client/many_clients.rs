@@ -25,7 +25,7 @@ async fn two_hundred_clients_return_to_a_restarted_master() {
     let server = start(free_port()).await;
     let at = server.addresses().rpc;
     let host = HandshakePort { host: Some("127.0.0.1".into()), ..HandshakePort::default() };
-    let wires = TransportOptions::named("tcp").unwrap().without_shared_memory();
+    let wires = TransportOptions::for_protocol("tcp").unwrap().without_shared_memory();
     let engine = TransferEngine::builder()
         .handshake(host)
         .transports(wires)

@@ -38,7 +38,7 @@ async fn check(kind: Kind) {
     }
     // An object that is being written ends a prefix as a missing object does.
     let (writer, mode, config) = (a.id().into(), WriteMode::Put, &ReplicateConfig::default());
-    let put = Put { writer, mode, key: b"block/25", len: 10, config, group: "" };
+    let put = Put { writer, mode, key: b"block/25", len: 10, config, group: "", session: None };
     cluster.master.put_start(&put).unwrap();
     // At the first contact with a client, the master is asked again.
     assert_eq!(b.get(&keys[0]).await.unwrap().unwrap(), value(0, LEN));

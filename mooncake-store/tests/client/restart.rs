@@ -12,12 +12,13 @@ use mooncake_core::replica::ReplicateConfig;
 use mooncake_core::testkit::free_port;
 use mooncake_core::{ErrorCode, ErrorKind};
 use mooncake_store::api::WriteMode;
-use mooncake_store::client::{Client, PutOutcome};
+use mooncake_store::client::{Client, ClientConfig, PutOutcome};
 use mooncake_store::master::{Master, MasterOptions, Put, SegmentStats};
 use mooncake_store::protocol::frame::Status;
 use mooncake_store::protocol::pack;
 use mooncake_store::protocol::server::{Server, ServerOptions, Service};
 use mooncake_store::protocol::service::MasterService;
+use mooncake_store::protocol::wire::EpochPair;
 use mooncake_store::server::MasterServer;
 
 use crate::cluster::{OtherShapes, eventually, master_config, start_again, value};
@@ -102,10 +103,53 @@ async fn a_client_that_comes_first_waits_for_the_master() {
     server.stop().await;
 }
 
+/// The cooldown would end after the test.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_returns_at_its_endpoint_is_reached_at_once() {
+    let server = MasterServer::start(master_config(0, options())).await.unwrap();
+    let endpoint = format!("127.0.0.1:{}", free_port());
+    let builder = |segment| {
+        let config = ClientConfig {
+            copy_in_process: false,
+            share_memory: false,
+            peer_cooldown: Duration::from_secs(3600),
+            timeout: Duration::from_secs(5),
+            segment,
+            ..ClientConfig::default()
+        };
+        Client::builder().config(config).master(server.addresses().rpc.to_string())
+    };
+    let reader = builder(0).connect().await.unwrap();
+    for round in 0..3 {
+        let owner = start_again(async || builder(8 << 20).local_hostname(&endpoint).connect().await).await;
+        let (key, bytes) = (round.to_string(), value(round, 1000));
+        assert_eq!(owner.put(&key, &bytes[..]).await.unwrap(), PutOutcome::Stored);
+        if round > 0 {
+            assert_eq!(reader.get(&key).await.unwrap(), Some(bytes), "round {round}");
+        }
+        drop(owner);
+        // A connection that was open breaks, and the next one is refused.
+        for _ in 0..3 {
+            assert_eq!(reader.get(&key).await.unwrap(), None, "round {round}");
+        }
+    }
+    server.stop().await;
+}
+
 /// Memory of the caller keeps its addresses. The earlier master gave leases of 300 s, and wrote no
 /// snapshot.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn memory_of_the_caller_rests_as_long_as_leases_of_the_earlier_master_hold() {
+    memory_rests_after_a_restart(false).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn memory_that_was_unmounted_before_the_restart_rests_too() {
+    memory_rests_after_a_restart(true).await;
+}
+
+/// `unmounted` tells whether the memory is unmounted before the restart, and mounted after it.
+async fn memory_rests_after_a_restart(unmounted: bool) {
     let clock = Arc::new(ManualClock::new());
     let start = async |port, lease| {
         let lease_ttl = Duration::from_secs(lease);
@@ -116,14 +160,25 @@ async fn memory_of_the_caller_rests_as_long_as_leases_of_the_earlier_master_hold
     let server = start(free_port(), 300).await.unwrap();
     let address = server.addresses().rpc;
     let client = Client::builder().master(address.to_string()).segment(0).connect().await.unwrap();
-    client.segments().mount_memory(Arc::new(HostMemory::new(8 << 20).unwrap())).await.unwrap();
+    let memory = Arc::new(HostMemory::new(8 << 20).unwrap());
+    let segment = client.segments().mount_memory(memory.clone()).await.unwrap();
+    if unmounted {
+        client.segments().unmount(segment).await.unwrap();
+    }
     server.stop().await;
     let server = start_again(async || start(address.port(), 1).await).await;
-    eventually("the segment is mounted again", async || server.master().stats().segments.len() == 1).await;
+    eventually("the segment is mounted again", async || {
+        if unmounted && client.segments().ids().is_empty() {
+            // The first call may find the connection closed.
+            let _ = client.segments().mount_memory(memory.clone()).await;
+        }
+        server.master().stats().segments.len() == 1
+    })
+    .await;
     let config = ReplicateConfig::default();
     let put = |key: &'static [u8]| {
         let (writer, mode) = (ClientId::default().into(), WriteMode::Put);
-        let put = Put { writer, mode, key, len: 1 << 20, config: &config, group: "" };
+        let put = Put { writer, mode, key, len: 1 << 20, config: &config, group: "", session: None };
         server.master().put_start(&put).map(drop).map_err(|error| error.code())
     };
     clock.advance(Duration::from_secs(31));
@@ -220,5 +275,34 @@ async fn a_master_that_comes_back_gets_the_segments_again() {
     a.close().await.unwrap();
     b.close().await.unwrap();
     assert_eq!(server.master().stats().segments.len(), 0);
+    server.stop().await;
+}
+
+/// A client takes over the segment file of its previous process. It still reports the order of the
+/// masters that this process knew to the next master.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_next_process_of_a_segment_file_knows_the_order_of_masters() {
+    let server = MasterServer::start(master_config(free_port(), options())).await.unwrap();
+    let address = server.addresses().rpc;
+    let pair = EpochPair { newer: 2, older: 1 };
+    server.master().exchange_epochs(&[pair]);
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+    let connect = || {
+        Client::builder()
+            .master(address.to_string())
+            .copy_in_process(false)
+            .segment(4 << 20)
+            .segment_file(folder.path().join("segment"))
+            .timeout(Duration::from_secs(1))
+            .connect()
+    };
+    connect().await.unwrap().close().await.unwrap();
+    let next = connect().await.unwrap();
+    server.stop().await;
+    let again = async || MasterServer::start(master_config(address.port(), options())).await;
+    let server = start_again(again).await;
+    eventually("the segment is mounted again", async || server.master().stats().segments.len() == 1).await;
+    assert!(server.master().exchange_epochs(&[]).contains(&pair));
+    next.close().await.unwrap();
     server.stop().await;
 }

@@ -283,7 +283,7 @@ async fn a_value_larger_than_all_memory(kind: Kind) {
 
 async fn no_segment_at_all(kind: Kind) {
     let cluster = Cluster::start(kind, options()).await;
-    let a = cluster.builder().segment(0).room_patience(Duration::ZERO).connect().await.unwrap();
+    let a = cluster.builder().segment(0).space_timeout(Duration::ZERO).connect().await.unwrap();
     let error = a.put("k", "v").await.unwrap_err();
     assert_eq!(error.code(), ErrorCode::NoAvailableHandle);
     assert_eq!(a.get("k").await.unwrap(), None);

@@ -127,7 +127,7 @@ impl Session {
     /// Writes one or two ranges of an object, or drops the call after a few polls.
     async fn write(&mut self) -> Result<(), String> {
         let Some(at) = self.any() else { return Ok(()) };
-        let fault = [Fault::Fail, Fault::Cut, Fault::Delay, Fault::LandLate, Fault::LoseAnswer]
+        let fault = [Fault::Fail, Fault::Cut, Fault::Delay, Fault::LandLate, Fault::LoseResponse]
             [self.rng.below(5) as usize];
         let rates =
             Faults::none().with(Fault::Delay, 300).with(fault, [0, 100, 300][self.rng.below(3) as usize]);

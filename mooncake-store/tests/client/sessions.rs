@@ -110,8 +110,15 @@ async fn grants_another(world: &World, clients: &[&Client<Wire>]) -> bool {
     }
     world.master.tick();
     let (config, writer) = (ReplicateConfig::default(), ClientId(Uuid::new(9, 9)).into());
-    let put =
-        Put { writer, mode: WriteMode::Put, key: b"other", len: LEN as u64, config: &config, group: "" };
+    let put = Put {
+        writer,
+        mode: WriteMode::Put,
+        key: b"other",
+        len: LEN as u64,
+        config: &config,
+        group: "",
+        session: None,
+    };
     world.master.put_start(&put).is_ok()
 }
 

@@ -14,7 +14,7 @@ use crate::cluster::{Cluster, Kind, value};
 
 async fn engine() -> TransferEngine {
     let host = HandshakePort { host: Some("127.0.0.1".into()), ..HandshakePort::default() };
-    let wires = TransportOptions::named("tcp").unwrap().without_shared_memory();
+    let wires = TransportOptions::for_protocol("tcp").unwrap().without_shared_memory();
     TransferEngine::builder()
         .handshake(host)
         .transports(wires)

@@ -1,7 +1,7 @@
 //! Fake owner of a disk.
 
 use mooncake_store::protocol::frame::Status;
-use mooncake_store::protocol::message::{LendObjects, LendParts, Request};
+use mooncake_store::protocol::message::{LendObjects, LendParts, LendRanges, Request};
 use mooncake_store::protocol::pack::{self, Answer};
 use mooncake_store::protocol::server::{Refusal, Service};
 use mooncake_store::protocol::wire::{Lent, LentParts};
@@ -15,6 +15,8 @@ pub(crate) struct FakeDisk {
     pub(crate) memory: String,
     /// Makes the owner serve parts of values.
     pub(crate) parts: bool,
+    /// Makes the owner serve ranges of values, as one of Mooncake C++ 0.3.14 does.
+    pub(crate) ranges: bool,
     /// Number of requested keys of each call.
     pub(crate) asked: Mutex<Vec<usize>>,
 }
@@ -34,6 +36,11 @@ impl Service for FakeDisk {
         if function == LendParts::FUNCTION && self.parts {
             let asked: LendParts<'_> = pack::decode(body).unwrap();
             let answer: Answer<LentParts> = Ok(self.lend(&asked.starts));
+            pack::encode(&answer, out);
+        } else if function == LendRanges::FUNCTION && self.ranges {
+            let request: LendRanges<'_> = pack::decode(body).unwrap();
+            let starts: Vec<_> = request.offsets.iter().map(|start| start.cast_unsigned()).collect();
+            let answer: Answer<Lent> = Ok(self.lend(&starts).lent);
             pack::encode(&answer, out);
         } else if function == LendObjects::FUNCTION {
             let asked: LendObjects<'_> = pack::decode(body).unwrap();

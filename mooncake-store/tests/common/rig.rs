@@ -82,7 +82,15 @@ impl Rig {
         mode: WriteMode,
         config: &ReplicateConfig,
     ) -> Result<Vec<Replica>, ErrorCode> {
-        let put = Put { writer: client(who).into(), mode, key: key.as_bytes(), len, config, group: "" };
+        let put = Put {
+            writer: client(who).into(),
+            mode,
+            key: key.as_bytes(),
+            len,
+            config,
+            group: "",
+            session: None,
+        };
         self.master.put_start(&put).map_err(|e| e.code())
     }
 
@@ -148,6 +156,7 @@ pub(crate) fn segment(number: u64, size: u64) -> Segment {
         endpoint: format!("10.0.0.{number}:1"),
         protocol: "tcp".into(),
         host_id: format!("node{number}"),
+        locality: None,
     }
 }
 

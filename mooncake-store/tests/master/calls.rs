@@ -2,6 +2,7 @@
 //! guarantees about space.
 
 use std::borrow::Cow;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use crate::common::rig::*;
@@ -11,7 +12,9 @@ use mooncake_core::ids::{MAX_KEY_LEN, SegmentId, Uuid};
 use mooncake_core::replica::{ReplicaStatus, ReplicaType, ReplicateConfig, Segment, SegmentStatus, SoftPin};
 use mooncake_store::api::{DEFAULT_TENANT, WriteMode};
 use mooncake_store::master::{MasterOptions, Put};
-use mooncake_store::protocol::message::{BatchPutStart, Handle};
+use mooncake_store::protocol::message::{
+    BatchPutStart, GetReplicaListForAdmin, Handle, PutStart, UpsertStart,
+};
 
 #[test]
 fn put_end_get() {
@@ -34,6 +37,55 @@ fn put_end_get() {
     assert_eq!(endpoint(&list.replicas[0]), "10.0.0.1:1");
 }
 
+/// A list without a lease has the checksum of the value that it lists, beside replacements.
+#[test]
+fn a_list_without_a_lease_is_of_one_value() {
+    let rig = Rig::new();
+    rig.mount(1, MIB);
+    let store = |len: u64| {
+        rig.upsert(9, "k", len).unwrap();
+        rig.master.put_end(client(9).into(), b"k", Some(len), ReplicaType::All).unwrap();
+    };
+    store(64);
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            (0..20_000).for_each(|turn| store(64 + turn % 2));
+            is_over.store(true, Relaxed);
+        });
+        while !is_over.load(Relaxed) {
+            let call = GetReplicaListForAdmin { key: b"k", tenant: DEFAULT_TENANT };
+            if let Ok(list) = rig.master.handle(call) {
+                assert_eq!(list.checksum, Some(list.replicas[0].location.size()));
+            }
+        }
+    });
+}
+
+/// Puts of existing objects are counted, those of a batch by their items.
+#[test]
+fn puts_of_existing_objects_are_counted() {
+    let rig = Rig::new();
+    rig.mount(1, MIB);
+    let counts = || (rig.master.stats().existed, rig.master.stats().existed_in_batches);
+    let config = || Cow::Owned(ReplicateConfig::default());
+    let (client, tenant) = (client(9), DEFAULT_TENANT);
+    let put = |key| rig.master.handle(PutStart { client, key, size: 10, config: config(), tenant }).is_ok();
+    let batch = |keys: &[&'static [u8]]| {
+        let (sizes, keys) = (vec![10; keys.len()].into(), keys.to_vec().into());
+        let started = rig.master.handle(BatchPutStart { client, keys, sizes, config: config(), tenant });
+        started.iter().filter(|start| start.is_ok()).count()
+    };
+    rig.put(9, "a", 10).unwrap();
+    assert_eq!((put(b"a"), counts()), (false, (1, 0)));
+    assert_eq!((batch(&[b"a", b"b"]), counts()), (1, (1, 1)));
+    assert_eq!((batch(&[b"a", b"b"]), counts()), (0, (1, 3)), "a write in progress counts");
+    assert_eq!((batch(&[b"a"]), counts()), (0, (1, 4)), "a batch of one");
+    let upsert = UpsertStart { client, key: b"a", size: 10, config: config(), tenant };
+    assert!(rig.master.handle(upsert).is_ok());
+    assert_eq!((put(b"c"), counts()), (true, (1, 4)));
+}
+
 #[test]
 fn puts_that_make_no_sense_are_refused() {
     let rig = Rig::new();
@@ -53,7 +105,7 @@ fn puts_that_make_no_sense_are_refused() {
         ReplicateConfig { soft_pin_ttl_ms: Some(1), ..plain.clone() },
         ReplicateConfig {
             soft_pin: SoftPin::Enable,
-            soft_pin_ttl_ms: Some(24 * 3_600_000 + 1),
+            soft_pin_ttl_ms: Some(7 * 24 * 3_600_000 + 1),
             ..plain.clone()
         },
     ] {
@@ -293,6 +345,7 @@ fn the_group_of_an_object_does_not_change() {
             len: 1,
             config: &config,
             group,
+            session: None,
         };
         rig.master.put_start(&put).map(|_| ()).map_err(|e| e.code())
     };
@@ -419,8 +472,8 @@ fn segments_mount_and_unmount() {
         assert_eq!(code(1, &bad), InvalidParams);
     }
     assert_eq!(rig.master.segment_status(one.id).unwrap(), SegmentStatus::Ok);
-    assert_eq!(rig.master.segment_status_named("node1:1").unwrap(), SegmentStatus::Ok);
-    assert_eq!(rig.master.segment_status_named("x").unwrap_err().code(), SegmentNotFound);
+    assert_eq!(rig.master.segment_status_by_name("node1:1").unwrap(), SegmentStatus::Ok);
+    assert_eq!(rig.master.segment_status_by_name("x").unwrap_err().code(), SegmentNotFound);
     assert_eq!(rig.master.addresses(&[client(1), client(2)]), [(client(1), vec!["10.0.0.1".to_owned()])]);
     rig.put(1, "k", 10).unwrap();
     assert_eq!(rig.master.unmount(client(2), one.id).unwrap_err().code(), IllegalClient);
@@ -761,13 +814,13 @@ fn an_unreachable_client_gets_nothing_until_it_is_reported() {
     let rig = Rig::without_watermark();
     rig.mount(1, 4 * 64 * KIB);
     rig.mount(2, 4 * 64 * KIB);
-    rig.master.doubt(client(9), "10.0.0.2:1");
+    rig.master.report_unreachable(client(9), "10.0.0.2:1");
     let at = |key: &str| endpoint(&rig.put(9, key, 64 * KIB).unwrap()[0]).to_owned();
     for n in 0..6 {
         assert_eq!(at(&format!("k{n}")), "10.0.0.1:1", "it evicts rather than go there");
     }
     assert_eq!(rig.master.stats().evicted_keys, 2);
-    rig.master.doubt(client(9), "10.0.0.1:1");
+    rig.master.report_unreachable(client(9), "10.0.0.1:1");
     at("a member in doubt is better than none");
     rig.master.ping(client(2));
     assert_eq!(at("heard of again"), "10.0.0.2:1");

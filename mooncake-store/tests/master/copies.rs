@@ -137,8 +137,11 @@ fn what_is_being_copied_stays() {
     rig.mount(1, 64 * KIB);
     rig.mount(2, 64 * KIB);
     rig.put_in(1, "k", 64 * KIB);
-    rig.copy(1, "k", 1, &[2]).unwrap();
-    assert_eq!(rig.copy(1, "k", 1, &[2]).unwrap_err(), ObjectHasReplicationTask);
+    let plan = rig.copy(1, "k", 1, &[2]).unwrap();
+    assert_eq!(rig.copy(1, "k", 1, &[2]).unwrap(), plan, "the response may have been lost");
+    assert_eq!(rig.copy(1, "k", 1, &[2, 2]).unwrap_err(), ObjectHasReplicationTask);
+    assert_eq!(rig.copy(2, "k", 1, &[2]).unwrap_err(), ObjectHasReplicationTask);
+    assert_eq!(rig.mv(1, "k", 1, 2).unwrap_err(), ObjectHasReplicationTask);
     assert_eq!(rig.upsert(9, "k", 10), Err(ObjectHasReplicationTask));
     assert_eq!(rig.start(9, "k", 10), Err(ObjectAlreadyExists));
     assert_eq!(rig.remove("k", true), Err(ReplicaIsNotReady));
@@ -150,6 +153,10 @@ fn what_is_being_copied_stays() {
     rig.master.replication_revoke(client(1), Copy, b"k").unwrap();
     assert_eq!(rig.lies_in("k"), at(&[1]));
     assert_eq!(rig.copy(1, "k", 1, &[2]).unwrap_err(), NoAvailableHandle, "late bytes may still come");
+    rig.alive_for(590.0);
+    rig.copy(1, "k", 1, &[2]).unwrap();
+    rig.master.replication_revoke(client(1), Copy, b"k").unwrap();
+    assert_eq!(rig.copy(1, "k", 1, &[2]).unwrap_err(), NoAvailableHandle);
     rig.alive_for(10.1);
     rig.copy(1, "k", 1, &[2]).unwrap();
 }

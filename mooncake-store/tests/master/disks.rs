@@ -70,6 +70,78 @@ impl Disks for Rig {
     }
 }
 
+/// Every object that a queue takes is written, or cancelled, or fails.
+#[test]
+fn each_offload_is_counted_by_one_outcome() {
+    let rig = Rig::with_disks(DiskOptions { queue_limit: 2, ..DiskOptions::default() });
+    rig.mount(1, MIB);
+    rig.offer(1);
+    let counts = || {
+        let disks = rig.master.stats().disks;
+        let ends = [disks.offloads_completed, disks.offloads_cancelled, disks.offloads_failed];
+        (disks.offloads_enqueued, disks.offloads_rejected, ends)
+    };
+    for key in ["a", "b", "c"] {
+        rig.put(9, key, KIB).unwrap();
+    }
+    assert_eq!(counts(), (2, 1, [0, 0, 0]), "the queue is full");
+    rig.remove("b", true).unwrap();
+    assert_eq!(rig.work(1), ["a"]);
+    rig.report(1, "a", KIB as i64);
+    rig.report(1, "a", KIB as i64);
+    assert_eq!(counts(), (2, 1, [1, 1, 0]), "a second report counts no more");
+    rig.put(9, "d", KIB).unwrap();
+    assert_eq!(rig.work(1), ["d"]);
+    rig.report(1, "d", -1);
+    assert_eq!(counts(), (3, 1, [1, 1, 1]));
+    // A value that is replaced while the owner writes it, and one that the owner never reports.
+    rig.put(9, "e", KIB).unwrap();
+    rig.put(9, "f", KIB).unwrap();
+    assert_eq!(rig.work(1).len(), 2);
+    rig.upsert(9, "e", 2 * KIB).unwrap();
+    rig.end(9, "e").unwrap();
+    assert_eq!(counts(), (6, 1, [1, 2, 1]));
+    rig.report(1, "e", KIB as i64);
+    assert_eq!(counts(), (6, 1, [1, 2, 1]), "the report is about the value before");
+    assert_eq!(rig.work(1), ["e"]);
+    rig.report(1, "e", 2 * KIB as i64);
+    for _ in 0..601 {
+        rig.alive_for(1.0);
+        rig.work(1);
+    }
+    assert_eq!(counts(), (6, 1, [2, 2, 2]), "there was no report for f");
+    rig.put(9, "g", KIB).unwrap();
+    rig.master.unmount_disk(client(1)).unwrap();
+    assert_eq!(counts(), (7, 1, [2, 3, 2]), "the disk is gone");
+}
+
+/// A report about a lost file counts for the replica that it names.
+#[test]
+fn a_lost_file_is_that_of_one_replica() {
+    let rig = Rig::with_disks(DiskOptions::default());
+    for who in [1, 2] {
+        rig.mount(who, MIB);
+        rig.offer(who);
+    }
+    let id = || rig.master.peek(b"a").map(|replicas| replicas[0].id).map_err(|error| error.code());
+    let drop = |who: u64, key: &str, id| {
+        let dropped = rig.master.dropped_from_disk_if_current(client(who), key.as_bytes(), id);
+        dropped.map_err(|error| error.code())
+    };
+    rig.report(1, "a", 100);
+    let first = id().unwrap();
+    assert_eq!(drop(1, "none", first), Err(ObjectNotFound));
+    assert_eq!(drop(2, "a", first), Ok(false), "another client");
+    assert_eq!(drop(1, "a", first), Ok(true));
+    assert_eq!((id(), drop(1, "a", first)), (Err(ObjectNotFound), Err(ObjectNotFound)));
+    // The owner reports a later value, which the report about the earlier one does not concern.
+    rig.report(1, "a", 200);
+    let second = id().unwrap();
+    assert_ne!(first, second);
+    assert_eq!((drop(1, "a", first), id()), (Ok(false), Ok(second)));
+    assert_eq!(drop(1, "a", second), Ok(true));
+}
+
 fn place(who: u64, len: i64) -> StoredAt {
     StoredAt { bucket: 0, offset: 0, key_size: 0, data_size: len, endpoint: format!("disk{who}:1") }
 }
@@ -170,9 +242,9 @@ fn space_of_a_value_that_an_announced_one_replaces_waits_for_its_disk() {
     };
     for who in [1, 2] {
         let segment = crate::common::rig::segment(who, MIB);
-        rig.master.mount_kept(client(who), &segment).unwrap();
+        rig.master.mount_with_objects(client(who), &segment).unwrap();
         let extent = Extent { offset: 0, len: 600 * KIB };
-        rig.master.keep(client(who), segment.id, &[extent], true).unwrap();
+        rig.master.reserve_extents(client(who), segment.id, &[extent], true).unwrap();
         rig.offer(who);
     }
     rig.master.announce(client(1), &stored(1, 1)).unwrap();
@@ -574,6 +646,8 @@ fn what_is_read_often_comes_back() {
     let expected = DiskStats {
         objects: 1,
         used: 600 * KIB,
+        offloads_enqueued: 2,
+        offloads_completed: 2,
         promotions_admitted: 1,
         promotions_completed: 1,
         promoted_bytes: 600 * KIB,

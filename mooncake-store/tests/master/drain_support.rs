@@ -43,7 +43,7 @@ impl Drains for Rig {
     }
 
     fn state(&self, number: u64) -> SegmentStatus {
-        self.master.segment_status_named(&name(number)).unwrap()
+        self.master.segment_status_by_name(&name(number)).unwrap()
     }
 
     fn work(&self, who: u64) -> Vec<String> {

@@ -26,15 +26,15 @@ fn listed(rig: &Rig, who: u64, segment: &Segment) -> Vec<StoredReplica> {
 /// Remounts a segment at other addresses, as memory that a client allocated itself.
 fn returns(rig: &Rig, who: u64, segment: &Segment, stored: &[StoredReplica]) -> Vec<Result<(), ErrorCode>> {
     let moved = Segment { base: segment.base + (1 << 36), ..segment.clone() };
-    rig.master.mount_kept(client(who), &moved).unwrap();
+    rig.master.mount_with_objects(client(who), &moved).unwrap();
     let extents: Vec<_> = stored
         .iter()
         .map(|stored| Extent { offset: stored.offset, len: stored.len.next_multiple_of(64) })
         .collect();
-    rig.master.keep(client(who), segment.id, &extents, true).unwrap();
+    rig.master.reserve_extents(client(who), segment.id, &extents, true).unwrap();
     let announce = |stored| rig.master.announce_expired(client(who), stored).map_err(|error| error.code());
     let outcomes = stored.iter().map(announce).collect();
-    rig.master.release_kept(client(who), segment.id).unwrap();
+    rig.master.release_reserved(client(who), segment.id).unwrap();
     outcomes
 }
 

@@ -179,8 +179,15 @@ fn the_late_end_of_an_earlier_write_does_not_count() {
     let rig = rig();
     let config = ReplicateConfig::default();
     let writer = |attempt| Writer { client: client(1), attempt };
-    let put =
-        |attempt, mode| Put { writer: writer(attempt), mode, key: b"k", len: 9, config: &config, group: "" };
+    let put = |attempt, mode| Put {
+        writer: writer(attempt),
+        mode,
+        key: b"k",
+        len: 9,
+        config: &config,
+        group: "",
+        session: None,
+    };
     let end = |attempt, kind| rig.master.put_end(writer(attempt), b"k", None, kind).map_err(|e| e.code());
     rig.master.put_start(&put(1, WriteMode::Put)).unwrap();
     end(1, ReplicaType::Memory).unwrap();

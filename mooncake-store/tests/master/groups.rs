@@ -23,7 +23,7 @@ trait Groups {
 impl Groups for Rig {
     fn put_of(&self, group: &str, key: &str, config: &ReplicateConfig) -> Result<(), ErrorCode> {
         let (writer, mode, key) = (client(9).into(), WriteMode::Put, key.as_bytes());
-        let put = Put { writer, mode, key, len: 16 * KIB, config, group };
+        let put = Put { writer, mode, key, len: 16 * KIB, config, group, session: None };
         self.master.put_start(&put).map_err(|e| e.code())?;
         self.master.put_end(writer, key, None, ReplicaType::All).map_err(|e| e.code())
     }
@@ -121,7 +121,7 @@ fn a_group_forgets_those_that_left() {
     rig.put_of("b", "a0", &ReplicateConfig::default()).unwrap();
     let upsert = |group| {
         let (writer, mode, config) = (client(9).into(), WriteMode::Upsert, &ReplicateConfig::default());
-        let put = Put { writer, mode, key: b"a0", len: 10, config, group };
+        let put = Put { writer, mode, key: b"a0", len: 10, config, group, session: None };
         rig.master.put_start(&put).map(drop).map_err(|e| e.code())
     };
     assert_eq!(upsert("a"), Err(InvalidParams));
@@ -322,4 +322,67 @@ fn documents_that_are_groups_are_found_more_often_by_their_best_blocks() {
     let found = found_in_groups(1000, &requests, 2000);
     // Where a group went with the first of its objects, requests found 0.354.
     assert!(found > 0.364, "{found}");
+}
+
+/// Number of objects that one step of the eviction of a group may evict.
+const STEP: u64 = 128;
+
+#[test]
+fn a_large_group_goes_in_steps() {
+    let rig = Rig::with_policy(
+        MasterOptions {
+            high_watermark: 1.0,
+            lease_ttl: Duration::from_millis(1),
+            ..MasterOptions::default()
+        },
+        PolicyKind::Lru,
+    );
+    let count = 5_000;
+    rig.mount(1, count * 64);
+    let put = |group: &str, key: &str| {
+        let (writer, mode, config) = (client(9).into(), WriteMode::Put, &ReplicateConfig::default());
+        let put = Put { writer, mode, key: key.as_bytes(), len: 64, config, group, session: None };
+        rig.master.put_start(&put).unwrap();
+        rig.master.put_end(writer, key.as_bytes(), None, ReplicaType::All).unwrap();
+    };
+    (0..count).for_each(|number| put("g", &number.to_string()));
+    put("", "new");
+    let evicted = rig.master.stats().evicted_keys;
+    assert!((1..=STEP + 1).contains(&evicted), "one put evicted {evicted} objects");
+    // The rest goes first, before objects that were used later and before those used earlier.
+    rig.master.tick();
+    assert_eq!(rig.master.stats().objects, 1, "the group is evicted as one");
+    assert_eq!(rig.master.stats().evicted_keys, count);
+}
+
+/// All objects of a large group but two are pinned. A put that evicts the first of them looks at
+/// some of the others, and the next puts look at some more each. They evict other objects
+/// meanwhile.
+#[test]
+fn a_put_looks_at_a_part_of_a_protected_group() {
+    let count = 5_000;
+    let waits = (0..16).map(|last: u64| {
+        let options = MasterOptions { high_watermark: 1.0, ..MasterOptions::default() };
+        let rig = Rig::with_policy(options, PolicyKind::Lru);
+        rig.mount(1, (count + 20) * 64);
+        let put = |group: &str, key: &str, hard_pin: bool| {
+            let config = &ReplicateConfig { hard_pin, ..ReplicateConfig::default() };
+            let (writer, mode) = (client(9).into(), WriteMode::Put);
+            let put = Put { writer, mode, key: key.as_bytes(), len: 64, config, group, session: None };
+            rig.master.put_start(&put).unwrap();
+            rig.master.put_end(writer, key.as_bytes(), None, ReplicaType::All).unwrap();
+        };
+        put("g", "first", false);
+        (2..count).for_each(|number| put("g", &number.to_string(), true));
+        (0..20).for_each(|number| put("", &format!("other{number}"), false));
+        let last = format!("last{last}");
+        put("g", &last, false);
+        (0..20).position(|number| {
+            put("", &format!("new{number}"), false);
+            !rig.has(&last)
+        })
+    });
+    // With 512 objects at a time, the last one waits for up to ten puts.
+    let waits: Vec<_> = waits.map(|puts| puts.expect("the group is evicted in the end")).collect();
+    assert!(waits.iter().filter(|puts| **puts > 2).count() > 8, "{waits:?}");
 }

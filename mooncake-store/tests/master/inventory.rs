@@ -44,10 +44,10 @@ fn extent(stored: &StoredReplica) -> Extent {
     Extent { offset: stored.offset, len: stored.len.next_multiple_of(64) }
 }
 
-fn mount_kept(rig: &Rig, who: u64, segment: &Segment, kept: &[StoredReplica]) {
+fn mount_with_objects(rig: &Rig, who: u64, segment: &Segment, kept: &[StoredReplica]) {
     let extents: Vec<_> = kept.iter().map(extent).collect();
-    rig.master.mount_kept(client(who), segment).unwrap();
-    rig.master.keep(client(who), segment.id, &extents, true).unwrap();
+    rig.master.mount_with_objects(client(who), segment).unwrap();
+    rig.master.reserve_extents(client(who), segment.id, &extents, true).unwrap();
 }
 
 fn announce(rig: &Rig, who: u64, stored: &StoredReplica) -> Result<(), ErrorCode> {
@@ -96,9 +96,9 @@ fn a_reported_object_that_left_before_the_acknowledgement_is_reported_gone() {
 fn announced_objects_are_served_and_keep_their_space() {
     let (segment, kept) = before(&["a", "b"]);
     let rig = Rig::new();
-    rig.master.mount_kept(client(1), &segment).unwrap();
+    rig.master.mount_with_objects(client(1), &segment).unwrap();
     assert_eq!(rig.start(2, "x", 4 * KIB), Err(ErrorCode::NoAvailableHandle), "it is not open yet");
-    mount_kept(&rig, 1, &segment, &kept);
+    mount_with_objects(&rig, 1, &segment, &kept);
     let free = rig.put(2, "x", MIB - 8 * KIB);
     assert_eq!(free.map(drop), Ok(()), "all but what is kept is free");
     assert!(!rig.master.exists(b"a"));
@@ -107,7 +107,7 @@ fn announced_objects_are_served_and_keep_their_space() {
     assert!(rig.master.exists(b"a") && !rig.master.exists(b"b"));
     let at = rig.master.locate(b"a").unwrap();
     assert_eq!(at.replicas.len(), 1);
-    rig.master.release_kept(client(1), segment.id).unwrap();
+    rig.master.release_reserved(client(1), segment.id).unwrap();
     assert_eq!(announce(&rig, 1, &kept[1]), Err(ErrorCode::InvalidParams), "its space is not kept any more");
     rig.put(2, "y", 4 * KIB).unwrap();
 }
@@ -116,7 +116,7 @@ fn announced_objects_are_served_and_keep_their_space() {
 fn what_is_written_meanwhile_counts_for_more() {
     let (segment, kept) = before(&["a", "b"]);
     let rig = Rig::new();
-    mount_kept(&rig, 1, &segment, &kept);
+    mount_with_objects(&rig, 1, &segment, &kept);
     rig.put(2, "a", 100).unwrap();
     rig.start(2, "b", 100).unwrap();
     for kept in &kept {
@@ -133,8 +133,8 @@ fn announced_twice(change: impl Fn(&mut StoredReplica)) -> (Rig, Vec<StoredRepli
     change(&mut other);
     kept.push(other);
     let rig = Rig::new();
-    mount_kept(&rig, 1, &segment_1, &kept[..1]);
-    mount_kept(&rig, 2, &segment_2, &kept[1..]);
+    mount_with_objects(&rig, 1, &segment_1, &kept[..1]);
+    mount_with_objects(&rig, 2, &segment_2, &kept[1..]);
     (rig, kept)
 }
 
@@ -157,7 +157,7 @@ fn of_two_owners_the_later_value_counts() {
     assert_eq!(announce(&rig, 2, &kept[1]), Err(ErrorCode::ObjectAlreadyExists));
     assert!(rig.master.exists(b"a"));
 
-    let (rig, kept) = announced_twice(|other| other.epoch ^= 1);
+    let (rig, kept) = announced_twice(|other| other.epoch += 1);
     announce(&rig, 1, &kept[0]).unwrap();
     assert_eq!(announce(&rig, 2, &kept[1]), Err(ErrorCode::ObjectAlreadyExists));
     assert!(!rig.master.exists(b"a"), "there is no telling which is the later one");
@@ -169,7 +169,7 @@ fn nonsense_is_refused_by_name() {
     let rig = Rig::new();
     let one = &kept[0];
     assert_eq!(announce(&rig, 1, one), Err(ErrorCode::SegmentNotFound));
-    mount_kept(&rig, 1, &segment, &kept);
+    mount_with_objects(&rig, 1, &segment, &kept);
     assert_eq!(announce(&rig, 2, one), Err(ErrorCode::IllegalClient));
     for wrong in [
         StoredReplica { offset: one.offset + 64, ..one.clone() },
@@ -182,8 +182,8 @@ fn nonsense_is_refused_by_name() {
         assert_eq!(announce(&rig, 1, &wrong), Err(ErrorCode::InvalidParams), "{wrong:?}");
     }
     let keep = |id: SegmentId, offset, len| {
-        let kept = rig.master.keep(client(1), id, &[Extent { offset, len }], true);
-        kept.map_err(|error| error.code())
+        let reserved = rig.master.reserve_extents(client(1), id, &[Extent { offset, len }], true);
+        reserved.map_err(|error| error.code())
     };
     assert_eq!(keep(segment.id, one.offset, 4 * KIB), Ok(()), "twice is as good as once");
     for (offset, len) in [
@@ -224,7 +224,7 @@ fn pins_groups_and_checksums_come_along() {
         [("pinned", "", &pinned), ("softly", "", &softly), ("g0", "g", &plain), ("g1", "g", &plain)]
     {
         let (writer, mode) = (client(1).into(), WriteMode::Put);
-        let put = Put { writer, mode, key: key.as_bytes(), len: 64 * KIB, config, group };
+        let put = Put { writer, mode, key: key.as_bytes(), len: 64 * KIB, config, group, session: None };
         rig.master.put_start(&put).unwrap();
         rig.master.put_end(Writer::from(client(1)), key.as_bytes(), Some(7), ReplicaType::All).unwrap();
     }
@@ -233,7 +233,7 @@ fn pins_groups_and_checksums_come_along() {
     assert_eq!(kept.len(), 5);
 
     let rig = Rig::without_watermark();
-    mount_kept(&rig, 1, &segment, &kept);
+    mount_with_objects(&rig, 1, &segment, &kept);
     for kept in &kept {
         announce(&rig, 1, &StoredReplica { epoch: 1, ..kept.clone() }).unwrap();
     }

@@ -217,11 +217,11 @@ fn timed(rig: &Rig) -> Vec<(StoredReplica, Option<StoredLifetime>)> {
     there.into_iter().map(|(_, stored, lifetime)| (stored, lifetime)).collect()
 }
 
-fn mount_kept<'s>(rig: &Rig, segment: &Segment, kept: impl Iterator<Item = &'s StoredReplica>) {
+fn mount_with_objects<'s>(rig: &Rig, segment: &Segment, kept: impl Iterator<Item = &'s StoredReplica>) {
     let extent =
         |stored: &StoredReplica| Extent { offset: stored.offset, len: stored.len.next_multiple_of(64) };
-    rig.master.mount_kept(client(1), segment).unwrap();
-    rig.master.keep(client(1), segment.id, &kept.map(extent).collect::<Vec<_>>(), true).unwrap();
+    rig.master.mount_with_objects(client(1), segment).unwrap();
+    rig.master.reserve_extents(client(1), segment.id, &kept.map(extent).collect::<Vec<_>>(), true).unwrap();
 }
 
 /// Objects of the tests of a restart: each with its time to live, if any, and whether the first
@@ -269,7 +269,7 @@ fn lifetimes_go_on_under_the_next_master() {
     let kept = timed(&rig);
     assert_eq!(kept.len(), 4, "the object that was read is gone");
     let next = another(4, Duration::from_secs(110));
-    mount_kept(&next, &segment, kept.iter().map(|(stored, _)| stored));
+    mount_with_objects(&next, &segment, kept.iter().map(|(stored, _)| stored));
     for (stored, lifetime) in &kept {
         let announced =
             next.master.announce_timed(client(1), stored, *lifetime).map_err(|error| error.code());
@@ -303,7 +303,7 @@ fn a_snapshot_keeps_lifetimes() {
     // Objects that no owner has announced yet are in the next snapshot, too.
     let again = Snapshot::read(&bytes).unwrap();
     assert_eq!(Snapshot::read(&again.write()).unwrap(), again);
-    mount_kept(&next, &segment, kept.iter().map(|(stored, _)| stored));
+    mount_with_objects(&next, &segment, kept.iter().map(|(stored, _)| stored));
     for (stored, _) in &kept {
         // The owner is of an older version.
         let announced = next.master.announce(client(1), stored).map_err(|error| error.code());
@@ -326,8 +326,8 @@ fn a_second_replica_does_not_bring_a_read_object_back() {
         let timed = rig.master.timed_inventory(client(number), 0);
         let stored = timed.page.changes[0].stored.clone().unwrap();
         let extent = Extent { offset: stored.offset, len: KIB };
-        next.master.mount_kept(client(number), segment).unwrap();
-        next.master.keep(client(number), segment.id, &[extent], true).unwrap();
+        next.master.mount_with_objects(client(number), segment).unwrap();
+        next.master.reserve_extents(client(number), segment.id, &[extent], true).unwrap();
         let announced =
             next.master.announce_timed(client(number), &stored, Some(timed.lifetimes[0].lifetime));
         assert_eq!(announced.map_err(|error| error.code()).is_ok(), number == 1);
@@ -535,10 +535,8 @@ fn a_model_agrees() {
                     *seen.entry(if live { "hit" } else { "miss" }).or_default() += 1;
                 }
                 7 => {
+                    // The caller has no address, so its lease holds no space.
                     assert_eq!(rig.exists(&key), live, "{at}");
-                    if let Some(object) = model.objects.get_mut(&key).filter(|_| live) {
-                        object.lease = now + LEASE.as_millis() as u64;
-                    }
                 }
                 8 => {
                     let cause = model.cause(&key, now).unwrap_or(MissCause::Removed);

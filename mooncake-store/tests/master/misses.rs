@@ -200,6 +200,7 @@ impl Tried {
             len: if large { 7 * LEN } else { LEN },
             config: &config,
             group: &group,
+            session: None,
         };
         let started = self.rig.master.put_start(&put).map_err(|error| error.code());
         let why = match started {

@@ -42,7 +42,15 @@ impl Tenant<'_> {
     ) -> Result<Vec<Replica>, ErrorCode> {
         let key = self.0.scoped(self.1, key.as_bytes()).map_err(|error| error.code())?;
         let config = ReplicateConfig { replicas: copies, ..ReplicateConfig::default() };
-        let put = Put { writer: Writer::from(client(who)), mode, key: &key, len, config: &config, group: "" };
+        let put = Put {
+            writer: Writer::from(client(who)),
+            mode,
+            key: &key,
+            len,
+            config: &config,
+            group: "",
+            session: None,
+        };
         self.0.put_start(&put).map_err(|error| error.code())
     }
 

@@ -14,7 +14,7 @@ fn a_start_repeated_with_its_number_gets_the_same_grant() {
     let start = |mode, attempt, len| {
         let writer = Writer { client: client(1), attempt };
         rig.master
-            .put_start(&Put { writer, mode, key: b"k", len, config: &config, group: "" })
+            .put_start(&Put { writer, mode, key: b"k", len, config: &config, group: "", session: None })
             .map_err(|e| e.code())
     };
     let first = start(WriteMode::Put, 5, 10).unwrap();

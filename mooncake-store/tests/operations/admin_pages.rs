@@ -11,7 +11,9 @@ use mooncake_core::replica::{ReplicaType, ReplicateConfig};
 use mooncake_store::api::WriteMode;
 use mooncake_store::config::{EventsConfig, MasterConfig, TenantPolicy};
 use mooncake_store::master::{DiskOptions, HotOptions, Put, Writer};
+use mooncake_store::protocol::message::DISPLAY_VERSION;
 use mooncake_store::server::MasterServer;
+use mooncake_transport::admission::ByteBudget;
 use serde_json::{Value, json};
 
 const JSON: &str = "application/json; charset=utf-8";
@@ -35,6 +37,7 @@ async fn server_with(config: MasterConfig) -> (MasterServer, SocketAddr) {
             len: 1000,
             config: &config,
             group: "",
+            session: None,
         };
         master.put_start(&put).unwrap();
         master.put_end(Writer::from(client(1)), key.as_bytes(), None, ReplicaType::All).unwrap();
@@ -125,6 +128,35 @@ async fn where_objects_lie() {
     let mut keys: Vec<_> = answer.body.lines().collect();
     keys.sort_unstable();
     assert_eq!((&*answer.content_type, keys), (TEXT, vec!["50%25", "a b", "k/2", "x,y"]));
+    server.stop().await;
+}
+
+/// A long list of keys arrives in parts, each made when the earlier ones have been read.
+#[tokio::test]
+async fn a_long_list_of_keys_is_streamed() {
+    let (server, at) = server().await;
+    let key = |number: usize| format!("{number:05}").repeat(100).into_bytes();
+    let (count, config) = (20_000, ReplicateConfig::default());
+    for number in 0..count {
+        let (key, writer, mode) = (key(number), client(1).into(), WriteMode::Put);
+        let put = Put { writer, mode, key: &key, len: 1, config: &config, group: "", session: None };
+        server.master().put_start(&put).unwrap();
+        server.master().put_end(writer, &key, None, ReplicaType::All).unwrap();
+        // A client without heartbeats expires, however busy the machine is.
+        server.master().ping(client(1));
+    }
+    let answer = get(at, "/get_all_keys").await;
+    let text = answer.body.replace("\r\n", "");
+    // Lengths of the parts stand between them.
+    assert!((0..count).all(|number| text.contains(std::str::from_utf8(&key(number)).unwrap())));
+    // A peer that does not read holds one part, and the bytes that the kernel buffers.
+    let mut slow = tokio::net::TcpStream::connect(at).await.unwrap();
+    tokio::io::AsyncWriteExt::write_all(&mut slow, b"GET /get_all_keys HTTP/1.1\r\nHost: h\r\n\r\n")
+        .await
+        .unwrap();
+    slow.readable().await.unwrap();
+    assert_eq!(get(at, "/health").await.status, 200);
+    assert!(ByteBudget::of_process().report().held < 4 << 20);
     server.stop().await;
 }
 
@@ -313,6 +345,7 @@ async fn quotas_of_tenants() {
             len: 1000,
             config: &config,
             group: "",
+            session: None,
         };
         master.put_start(&put).unwrap();
         master.put_end(Writer::from(client(1)), &key, None, ReplicaType::All).unwrap();
@@ -380,6 +413,79 @@ async fn quotas_of_tenants() {
     server.stop().await;
 }
 
+/// Bodies and statuses are those of Mooncake C++ 0.3.14.
+#[tokio::test]
+async fn stored_objects_are_pinned() {
+    let (server, at) = server().await;
+    let pinned = async || {
+        let scrape = http(at, "GET", "/metrics", "").await.1;
+        let count = scrape.lines().find_map(|line| line.strip_prefix("master_soft_pin_key_count "));
+        count.unwrap().to_owned()
+    };
+    let (pin, unpin) = ("/api/v1/soft_pin", "/api/v1/soft_unpin");
+    let before = pinned().await;
+    let body = r#"{"keys":["k/2","none","a b"],"ttl_ms":60000}"#;
+    let results = |codes: [(&str, i32); 3]| {
+        let each = codes.map(|(key, code)| format!(r#"{{"key":"{key}","error_code":{code}}}"#));
+        (200, format!(r#"{{"results":[{}]}}"#, each.join(",")))
+    };
+    let (found, absent) = (0, -704);
+    assert_eq!(
+        http(at, "POST", pin, body).await,
+        results([("k/2", found), ("none", absent), ("a b", found)])
+    );
+    assert_eq!((before.as_str(), pinned().await.as_str()), ("0", "2"));
+    let body = r#"{"keys":["none","k/2","a b"],"tenant_id":"default"}"#;
+    assert_eq!(
+        http(at, "POST", unpin, body).await,
+        results([("none", absent), ("k/2", found), ("a b", found)])
+    );
+    assert_eq!(pinned().await, "0");
+    let too_long = r#"{"keys":["k/2"],"ttl_ms":604800001}"#;
+    assert_eq!(
+        http(at, "POST", pin, too_long).await,
+        (200, r#"{"results":[{"key":"k/2","error_code":-600}]}"#.into())
+    );
+    assert_eq!(http(at, "POST", pin, r#"{"keys":["k/2"],"ttl_ms":0}"#).await.0, 200);
+
+    let expected = r#"{"success":false,"error_code":-600,"error_message":"Expected 1..4096 keys, a valid tenant, and ttl_ms only for soft_pin"}"#;
+    let many = |count: usize| format!(r#"{{"keys":[{}],"ttl_ms":1}}"#, vec![r#""k""#; count].join(","));
+    for (page, body) in [
+        (pin, r#"{"keys":["k/2"]}"#),
+        (pin, r#"{"keys":[],"ttl_ms":1}"#),
+        (pin, &many(4097)),
+        (pin, r#"{"keys":["k/2"],"ttl_ms":1,"tenant_id":"_x"}"#),
+        (unpin, r#"{"keys":["k/2"],"ttl_ms":1}"#),
+    ] {
+        assert_eq!(http(at, "POST", page, body).await, (400, expected.into()), "{page} {body:.80}");
+    }
+    assert_eq!(http(at, "POST", pin, &many(4096)).await.0, 200);
+    for body in [
+        "",
+        "[]",
+        r#"{"keys":["k/2"],"ttl_ms":-1}"#,
+        r#"{"keys":[1],"ttl_ms":1}"#,
+        r#"{"keys":["k"],"ttl":1}"#,
+    ] {
+        let (status, text) = http(at, "POST", pin, body).await;
+        assert!(status == 400 && text.contains("Invalid JSON body: "), "{body}: {text}");
+    }
+    assert_eq!(http(at, "GET", pin, "").await.0, 404);
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn versions_are_named() {
+    let (server, at) = server().await;
+    let version = format!(r#"{{"version":"2.0.0","display_version":"{DISPLAY_VERSION}"}}"#);
+    assert_eq!(http(at, "GET", "/version", "").await, (200, version));
+    assert_eq!(http(at, "POST", "/version", "").await.0, 404);
+    let scrape = http(at, "GET", "/metrics", "").await.1;
+    let line = format!(r#"mooncake_build_info{{display_version="{DISPLAY_VERSION}",version="2.0.0"}} 1"#);
+    assert!(scrape.lines().any(|have| have == line), "{line} in {scrape}");
+    server.stop().await;
+}
+
 #[tokio::test]
 async fn everything_can_be_removed() {
     let (server, at) = server().await;
@@ -403,6 +509,7 @@ async fn every_endpoint_is_described() {
         "GET /metrics",
         "GET /metrics/summary",
         "GET /health",
+        "GET /version",
         "GET /role",
         "GET /ha_status",
         "GET /leader",
@@ -423,6 +530,8 @@ async fn every_endpoint_is_described() {
         "PUT /api/v1/tenant_quotas",
         "DELETE /api/v1/tenant_quotas",
         "POST /api/v1/remove_all",
+        "POST /api/v1/soft_pin",
+        "POST /api/v1/soft_unpin",
         "GET /api/v1/explain",
     ] {
         assert!(known.iter().any(|have| have == page), "{page} is not described");

@@ -4,8 +4,10 @@ use crate::common::http::described::{bad_input_is_answered, description, respons
 use crate::common::http::used::{scraped, used_client};
 use crate::common::http::{ask, http};
 use mooncake_store::client::ClientConfig;
+use mooncake_store::protocol::message::DISPLAY_VERSION;
 use prometheus::{Registry, TextEncoder};
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 #[tokio::test]
 async fn a_client_counts_what_it_does() {
@@ -68,14 +70,52 @@ async fn a_client_counts_what_it_does() {
     };
     assert_eq!(["stored", "existed", "failed"].map(|of| outcome("writes", of)), [3, 1, 1]);
     assert_eq!(["found", "missing", "failed"].map(|of| outcome("reads", of)), [4, 3, 0]);
+    let program = format!(r#",display_version="{DISPLAY_VERSION}",version="2.0.0""#);
+    assert_eq!(of("mooncake_build_info", &program), 1);
     let summary = ask(pages.address(), "GET", "/metrics/summary", "").await;
     for line in [
+        &format!("Build: version=2.0.0, display_version={DISPLAY_VERSION}"),
         "Total Read: 710 B",
         "put_batch: count=1, bytes=10 B",
         "Write: stored, there already, failed: 3, 1, 1",
     ] {
         assert!(summary.body.contains(line), "{line}: {}", summary.body);
     }
+    pages.stop().await;
+    client.close().await.unwrap();
+    server.stop().await;
+}
+
+/// A client tells whether the master knew it at the last heartbeat, and when that was.
+#[tokio::test]
+async fn a_client_reports_its_last_heartbeat() {
+    let (server, client, pages) = used_client(ClientConfig::default()).await;
+    let value = async |name: &str| {
+        let page = ask(pages.address(), "GET", "/metrics", "").await.body;
+        let labels = format!("mooncake_client_master_heartbeat_{name}{{client_mode=\"real\"}} ");
+        let line = page.lines().find_map(|line| line.strip_prefix(&labels));
+        line.unwrap_or_else(|| panic!("no {labels}in {page}")).parse::<f64>().unwrap()
+    };
+    // The first heartbeat comes within a second.
+    let answered = async {
+        while value("status_ok").await == 0.0 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), answered).await.expect("no heartbeat was answered");
+    assert!(value("observation_timestamp_seconds").await > 1.7e9);
+    pages.stop().await;
+    client.close().await.unwrap();
+    server.stop().await;
+}
+
+/// A client names the version of its protocol, also when it counts nothing.
+#[tokio::test]
+async fn a_client_names_its_version() {
+    let config = ClientConfig { metrics: false, ..ClientConfig::default() };
+    let (server, client, pages) = used_client(config).await;
+    let version = format!(r#"{{"version":"2.0.0","display_version":"{DISPLAY_VERSION}"}}"#);
+    assert_eq!(http(pages.address(), "GET", "/version", "").await, (200, version));
     pages.stop().await;
     client.close().await.unwrap();
     server.stop().await;
@@ -95,13 +135,18 @@ async fn a_registry_of_a_program_has_the_metrics_of_the_endpoints() {
     assert!(matches!(twice, Err(prometheus::Error::AlreadyReg)), "the server has them: {twice:?}");
 
     let gathered = TextEncoder::new().encode_to_string(&registry.gather()).unwrap();
-    let served = ask(pages.address(), "GET", "/metrics", "").await.body
-        + &ask(server.addresses().admin.unwrap(), "GET", "/metrics", "").await.body;
+    let of_client = ask(pages.address(), "GET", "/metrics", "").await.body;
+    let of_master = ask(server.addresses().admin.unwrap(), "GET", "/metrics", "").await.body;
+    let served = format!("{of_client}{of_master}");
     let metadata = |text: &str| {
         text.lines().filter(|line| line.starts_with('#')).map(str::to_owned).collect::<BTreeSet<_>>()
     };
     assert_eq!(metadata(&gathered), metadata(&served));
-    assert_eq!(scraped(&gathered), scraped(&served));
+    // Both have the family of their versions.
+    let ((mut names, mut types), (more_names, more_types)) = (scraped(&of_client), scraped(&of_master));
+    names.extend(more_names);
+    types.extend(more_types);
+    assert_eq!(scraped(&gathered), (names, types));
     let put =
         r#"mooncake_transfer_write_operation_count{client_mode="real",cluster_id="lab",op_name="put"} 2"#;
     assert!(gathered.lines().any(|line| line == put), "{gathered}");
@@ -142,7 +187,7 @@ fn every_endpoint_is_described_and_stands_bad_input() {
     let at = pages.address();
     let (document, operations) = runtime.block_on(description(at));
     let known: Vec<_> = operations.iter().map(|one| format!("{} {}", one.method, one.path)).collect();
-    assert_eq!(known, ["GET /health", "GET /metrics", "GET /metrics/summary"]);
+    assert_eq!(known, ["GET /health", "GET /metrics", "GET /metrics/summary", "GET /version"]);
     runtime.block_on(responses_are_described(at, &document, &operations, &["", "a b"]));
     bad_input_is_answered(&runtime, at, &document, &operations, 100);
     runtime.block_on(async {

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use mooncake_core::error::{ErrorCode, ErrorKind};
 use mooncake_core::settings::Setting;
 use mooncake_engine::environment::VARIABLES;
+use mooncake_metadata::http_routes;
 use mooncake_store::config::{ClientEnvironment, Flag, GROUPS, flags, variable_of};
 use mooncake_store::tool;
 
@@ -102,6 +103,11 @@ const PYTHON: &[(&str, &str, &str)] = &[
     ("MOONCAKE_ENABLE_CLIENT_HTTP_SERVER", "false", "Serve health and metrics of the store over HTTP"),
     ("MOONCAKE_CLIENT_HTTP_PORT", "9300", "Port of these endpoints"),
     (
+        "MOONCAKE_PG_SECRET",
+        "",
+        "Secret that all ranks of process groups share ([pg.md](pg.md)); without it, ranks are not authenticated",
+    ),
+    (
         "MOONCAKE_PG_AUTO_DEACTIVATE_ON_FAILURE",
         "1",
         "Remove failed ranks from the active ranks of a process group; used without `pg_options`",
@@ -160,6 +166,8 @@ fn environment_document() -> String {
     }
     text.push_str(ENGINE_HEAD);
     text.push_str(&variables(VARIABLES));
+    text.push_str("\n## Read by `mooncake_http_metadata_server`\n");
+    text.push_str(&variables(http_routes::VARIABLES));
     text.push_str("\n## Read by the CLI `mooncake`\n");
     text.push_str(&variables(tool::VARIABLES));
     text.push_str(CLIENT_HEAD);
@@ -193,6 +201,12 @@ Each flag is also a key of a configuration file (`--config_path=master.yaml`, `.
 `.json` or `.toml`: one flat map). In capitals after `MC_MASTER_` it is an environment
 variable ([environment.md](environment.md)). Command line > environment > file >
 default.
+
+As in gflags, `--flagfile=FILE[,FILE..]` reads flags from files, one `--flag=value` per
+line, at its position in the command line. `--fromenv` and `--tryfromenv` take flags from
+variables `FLAGS_<name>`, and `--undefok=NAME[,NAME..]` ignores flags that do not exist.
+`mooncake_client`, `transfer_engine_bench` and `mooncake_http_metadata_server` have these
+flags, too.
 
 Flags of missing features are known. A switch is accepted at its default and refused
 otherwise. Other settings are accepted without effect, and the master notes that at the
@@ -280,8 +294,9 @@ fn no_variable_is_listed_twice() {
     let mut names: Vec<String> =
         first_column.flat_map(|names| name.captures_iter(names)).map(|found| found[1].to_owned()).collect();
     assert!(names.len() > 50, "only {} were found", names.len());
-    // Flags set by variables of other programs, and the transports of a client and its engine.
-    let shared = |name: &str| name == "MC_FORCE_TCP" || flags().any(|flag| flag.variables.contains(&name));
+    // Flags set by variables of other programs, and what a client and its engine share.
+    let both = ["MC_FORCE_TCP", "MC_BIND_ADDRESS"];
+    let shared = |name: &str| both.contains(&name) || flags().any(|flag| flag.variables.contains(&name));
     let engine = VARIABLES.iter().flat_map(Setting::names);
     let client = ClientEnvironment::VARIABLES.iter().flat_map(Setting::names);
     let python = PYTHON.iter().map(|(name, ..)| *name);

@@ -13,6 +13,7 @@ use mooncake_store::api::WriteMode;
 use mooncake_store::config::{EventsConfig, MasterConfig};
 use mooncake_store::master::{Put, Writer};
 use mooncake_store::server::MasterServer;
+use mooncake_transport::admission::ByteBudget;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -83,6 +84,44 @@ impl Reader {
     }
 }
 
+/// Messages for a subscriber that does not read are counted, and released with its connection.
+#[tokio::test]
+async fn messages_for_slow_subscribers_are_counted() {
+    let server = MasterServer::start(with_events(|events| events.object_key = true)).await.unwrap();
+    let at = server.addresses().events.unwrap();
+    let slow = Reader::subscribed(at).await;
+    let mut other = Reader::subscribed(at).await;
+    let reading = tokio::spawn(async move {
+        let mut part = vec![0; 64 << 10];
+        while other.0.read(&mut part).await.is_ok_and(|count| count > 0) {}
+    });
+    server.master().mount(client(1), &segment(1, 100 * MIB)).unwrap();
+    let held = || ByteBudget::of_process().report().held;
+    let (config, mut number) = (ReplicateConfig::default(), 0);
+    // More than the kernel buffers.
+    while held() < 4 << 20 {
+        let key = format!("{number:08}").repeat(1000).into_bytes();
+        let (writer, mode) = (client(1).into(), WriteMode::Put);
+        let put = Put { writer, mode, key: &key, len: 1, config: &config, group: "", session: None };
+        server.master().put_start(&put).unwrap();
+        server.master().put_end(writer, &key, None, ReplicaType::All).unwrap();
+        server.master().ping(client(1));
+        tokio::task::yield_now().await;
+        number += 1;
+        assert!(number < 20_000, "nothing is counted");
+    }
+    drop(slow);
+    let released = async {
+        while held() >= 4 << 20 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), released).await.expect("bytes are released");
+    assert!(!reading.is_finished(), "a subscriber that reads stays");
+    reading.abort();
+    server.stop().await;
+}
+
 fn with_events(change: impl FnOnce(&mut EventsConfig)) -> MasterConfig {
     let mut events =
         EventsConfig { host: "127.0.0.1".into(), port: 0, backend_id: "b".into(), ..EventsConfig::default() };
@@ -91,8 +130,20 @@ fn with_events(change: impl FnOnce(&mut EventsConfig)) -> MasterConfig {
 }
 
 fn put(server: &MasterServer, key: &str, group: &str, mode: WriteMode) {
+    put_in(server, key, group, mode, None);
+}
+
+fn put_in(server: &MasterServer, key: &str, group: &str, mode: WriteMode, session: Option<&[u8]>) {
     let config = ReplicateConfig::default();
-    let put = Put { writer: client(1).into(), mode, key: key.as_bytes(), len: 1000, config: &config, group };
+    let put = Put {
+        writer: client(1).into(),
+        mode,
+        key: key.as_bytes(),
+        len: 1000,
+        config: &config,
+        group,
+        session,
+    };
     server.master().put_start(&put).unwrap();
     server.master().put_end(Writer::from(client(1)), key.as_bytes(), None, ReplicaType::All).unwrap();
 }
@@ -142,7 +193,7 @@ async fn a_subscriber_sees_what_comes_and_goes() {
         json!({
             "event_type": "stored", "type": "BlockStored", "model_name": null, "block_size": null, "additional_salt": null,
             "lora_name": null, "tenant_id": "default", "backend_id": "b", "medium": "cpu", "dp_rank": null, "group_id": "g",
-            "object_key": "0x2a", "seq_hashes": [42], "block_hashes": [42], "base_block_idx": 0, "parent_hash": null,
+            "object_key": "0x2a", "seq_hashes": [42], "block_hashes": [42], "session_id": null, "base_block_idx": 0, "parent_hash": null,
             "token_ids": null, "parent_block_hash": null,
         })
     );
@@ -160,6 +211,79 @@ async fn a_subscriber_sees_what_comes_and_goes() {
     assert_eq!(status["enabled"], true);
     assert!(status["published_events"].as_u64().unwrap() >= 6, "{status}");
     assert_eq!(status["dropped_events"], 0);
+    server.stop().await;
+}
+
+/// Settings of a master fill fields of its events.
+#[tokio::test]
+async fn settings_fill_fields() {
+    let config = with_events(|events| {
+        events.model_name = "m".into();
+        events.additional_salt = "s".into();
+        events.lora_name = "l".into();
+        events.block_size = 64;
+        events.dp_rank = Some(0);
+    });
+    let server = MasterServer::start(config).await.unwrap();
+    server.master().mount(client(1), &segment(1, MIB)).unwrap();
+    let mut reader = Reader::subscribed(server.addresses().events.unwrap()).await;
+    warm_up(&server, &mut reader).await;
+    put(&server, "7", "", WriteMode::Put);
+    server.master().remove(b"7", true).unwrap();
+    let (_, events) = reader.events(2).await;
+    for (event, kind) in events.iter().zip(["stored", "removed"]) {
+        assert_eq!(event["event_type"], kind);
+        let fields = ["model_name", "additional_salt", "lora_name", "block_size", "dp_rank"];
+        let values = fields.map(|field| event[field].clone());
+        assert_eq!(values, [json!("m"), json!("s"), json!("l"), json!(64), json!(0)], "{kind}");
+    }
+    server.stop().await;
+}
+
+/// The event about an object names the session that wrote its value.
+#[tokio::test]
+async fn stored_objects_have_a_session() {
+    let server = MasterServer::start(with_events(|_| {})).await.unwrap();
+    let master = server.master();
+    master.mount(client(1), &segment(1, MIB)).unwrap();
+    let mut reader = Reader::subscribed(server.addresses().events.unwrap()).await;
+    warm_up(&server, &mut reader).await;
+    put_in(&server, "a", "", WriteMode::Put, Some(b"first"));
+    put_in(&server, "a", "", WriteMode::Upsert, Some("zweite Sitzung".as_bytes()));
+    put_in(&server, "a", "", WriteMode::Upsert, None);
+    put_in(&server, "b", "g", WriteMode::Put, Some(b""));
+    // A write that is cancelled leaves its name to no other.
+    let config = ReplicateConfig::default();
+    let revoked = Put {
+        writer: client(1).into(),
+        mode: WriteMode::Put,
+        key: b"c",
+        len: 1000,
+        config: &config,
+        group: "",
+        session: Some(b"cancelled"),
+    };
+    master.put_start(&revoked).unwrap();
+    put_in(&server, "d", "", WriteMode::Put, None);
+    master.put_revoke(client(1).into(), b"c", ReplicaType::All).unwrap();
+    put_in(&server, "c", "", WriteMode::Put, None);
+    let (_, events) = reader.events(8).await;
+    let seen: Vec<_> = events
+        .iter()
+        .map(|event| (event["object_key"].as_str().unwrap(), event.get("session_id").cloned()))
+        .collect();
+    let named = |name: &str| Some(json!(name));
+    let wanted = [
+        ("a", named("first")),
+        ("a", None),
+        ("a", named("zweite Sitzung")),
+        ("a", None),
+        ("a", Some(Value::Null)),
+        ("b", named("")),
+        ("d", Some(Value::Null)),
+        ("c", Some(Value::Null)),
+    ];
+    assert_eq!(seen, wanted, "only a stored value has a session");
     server.stop().await;
 }
 

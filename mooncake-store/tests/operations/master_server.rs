@@ -1,6 +1,7 @@
 //! Master on real ports: calls over RPC, admin endpoints, metadata, and invalid bytes.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 use crate::common::http::{config, http, raw};
@@ -11,6 +12,8 @@ use mooncake_core::replica::{ReplicaType, ReplicateConfig, Segment};
 use mooncake_core::{ErrorCode, ErrorKind};
 use mooncake_store::api::{Caller, DEFAULT_TENANT, EndItem, PutItem, WriteMode};
 use mooncake_store::config::MasterConfig;
+use mooncake_store::master::Put;
+use mooncake_store::protocol::client::RpcOptions;
 use mooncake_store::protocol::master_client::MasterClient;
 use mooncake_store::server::MasterServer;
 use proptest::prelude::*;
@@ -42,6 +45,62 @@ async fn put(master: &MasterClient, key: &[u8], len: u64) {
     master.put_start(caller, WriteMode::Put, &items, &config).await.unwrap().remove(0).unwrap();
     let items = [EndItem { key, checksum: None }];
     master.put_end(caller, WriteMode::Put, &items, ReplicaType::All).await.unwrap().remove(0).unwrap();
+}
+
+/// Removals of many callers over all objects do not delay a mount.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_flood_of_removals_does_not_delay_mounts() {
+    const FLOOD: usize = 64;
+    let server = MasterServer::start(config()).await.unwrap();
+    let at = server.addresses().rpc.to_string();
+    server.master().mount(client(1), &segment(1, 100 * MIB)).unwrap();
+    let config = ReplicateConfig::default();
+    for number in 0..20_000 {
+        let (key, writer, mode) = (format!("key {number}"), client(1).into(), WriteMode::Put);
+        let put =
+            Put { writer, mode, key: key.as_bytes(), len: 1, config: &config, group: "", session: None };
+        server.master().put_start(&put).unwrap();
+        server.master().put_end(writer, key.as_bytes(), None, ReplicaType::All).unwrap();
+        server.master().ping(client(1));
+    }
+    let done = Arc::new(AtomicUsize::new(0));
+    let flood: Vec<_> = (0..FLOOD)
+        .map(|_| {
+            let options = RpcOptions { call_timeout: Duration::from_secs(60), ..RpcOptions::default() };
+            let (master, done) = (MasterClient::remote(at.clone(), options), done.clone());
+            tokio::spawn(async move {
+                master.remove_matching(DEFAULT_TENANT, "key .*x", false).await.unwrap();
+                done.fetch_add(1, Relaxed)
+            })
+        })
+        .collect();
+    while done.load(Relaxed) < 2 {
+        tokio::task::yield_now().await;
+    }
+    let master = MasterClient::remote(at.clone(), Default::default());
+    master.mount(client(2), &segment(2, MIB)).await.unwrap();
+    let before = done.load(Relaxed);
+    for removal in flood {
+        removal.await.unwrap();
+    }
+    assert!(before < FLOOD / 2, "the mount was answered after {before} of {FLOOD} removals");
+    server.stop().await;
+}
+
+/// The metadata service of a master demands the token of its configuration.
+#[tokio::test]
+async fn the_metadata_service_demands_its_token() {
+    let mut config = config();
+    config.metadata.as_mut().unwrap().token = "secret".into();
+    let server = MasterServer::start(config).await.unwrap();
+    let metadata = server.addresses().metadata.unwrap();
+    assert_eq!(http(metadata, "GET", "/metadata?key=k", "").await, (401, "unauthorized".into()));
+    assert_eq!(http(metadata, "PUT", "/metadata?key=k", "v").await.0, 401);
+    assert_eq!(http(metadata, "GET", "/health", "").await.0, 200);
+    let request = "GET /metadata?key=k HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: Bearer secret\r\n\r\n";
+    let answer = raw(metadata, request.as_bytes()).await;
+    assert!(answer.starts_with(b"HTTP/1.1 404"), "{}", answer.escape_ascii());
+    server.stop().await;
 }
 
 #[tokio::test]

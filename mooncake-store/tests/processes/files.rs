@@ -83,6 +83,7 @@ fn cut_off(dir: &Path, found: &mut usize) {
 async fn a_writer_that_is_killed_leaves_whole_files_and_values_outlive_memory() {
     let port = free_port();
     let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join(".mooncake-root"), "").unwrap();
     let root = format!("--root_fs_dir={}", folder.path().display());
     let _master = master(port, &[&root, "--default_kv_lease_ttl=500", "--client_ttl=2"]);
     let client = builder(&format!("127.0.0.1:{port}"), 0).timeout(LIMIT).connect().await.unwrap();

@@ -46,17 +46,18 @@ fn start_client(port: u16, arguments: &[(&str, String)], fork: bool) -> (Process
     (client, said)
 }
 
-fn is_free_while_a_child_lives_on(disk: bool, in_use: impl Fn(u32) -> String) {
+#[test]
+fn the_segment_file_of_a_killed_process_is_free_while_its_child_lives_on() {
     let port = free_port();
     let _master = master(port, &["--enable_offload"]);
     let folder = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
-    let mut arguments = vec![("TEST_FOLDER", folder.path().display().to_string())];
-    arguments.extend(disk.then(|| ("TEST_DISK", "1".into())));
+    let arguments = [("TEST_FOLDER", folder.path().display().to_string())];
     let (owner, said) = start_client(port, &arguments, true);
     let child = said.strip_prefix("child ").and_then(|number| number.parse().ok());
     let child = ForkedChild(child.unwrap_or_else(|| panic!("{said}")));
     let (_, said) = start_client(port, &arguments, false);
-    assert!(said.contains(&in_use(owner.0.id())), "the owner is alive: {said}");
+    let in_use = format!("process {} holds it; stop that process", owner.0.id());
+    assert!(said.contains(&in_use), "the owner is alive: {said}");
     owner.kill();
     let (_, said) = start_client(port, &arguments, false);
     assert_eq!(said, "ready");
@@ -64,13 +65,24 @@ fn is_free_while_a_child_lives_on(disk: bool, in_use: impl Fn(u32) -> String) {
 }
 
 #[test]
-fn the_segment_file_of_a_killed_process_is_free_while_its_child_lives_on() {
-    is_free_while_a_child_lives_on(false, |owner| format!("process {owner} holds it; stop that process"));
-}
-
-#[test]
 fn the_disk_of_a_killed_process_is_free_while_its_child_lives_on() {
-    is_free_while_a_child_lives_on(true, |owner| format!("is in use by process {owner}"));
+    let port = free_port();
+    let _master = master(port, &["--enable_offload"]);
+    let folder = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
+    let arguments = [("TEST_FOLDER", folder.path().display().to_string()), ("TEST_DISK", "1".into())];
+    let holder = |folder: &Path| std::fs::read_to_string(folder.join("lock")).unwrap_or_default();
+    let (owner, said) = start_client(port, &arguments, true);
+    let child = said.strip_prefix("child ").and_then(|number| number.parse().ok());
+    let child = ForkedChild(child.unwrap_or_else(|| panic!("{said}")));
+    let (second, said) = start_client(port, &arguments, false);
+    assert_eq!(said, "ready");
+    assert_eq!(holder(folder.path()), owner.0.id().to_string(), "the owner is alive");
+    assert_eq!(holder(&folder.path().join("worker-1")), second.0.id().to_string());
+    owner.kill();
+    let (third, said) = start_client(port, &arguments, false);
+    assert_eq!(said, "ready");
+    assert_eq!(holder(folder.path()), third.0.id().to_string());
+    drop(child);
 }
 
 /// Process of a client and a master with every kind of listener. It forks.

@@ -135,7 +135,7 @@ impl Exchange {
     /// Returns a request for the regions of a process. The response begins with a record that has a
     /// descriptor.
     fn same_host() -> Self {
-        let (request, answer) = (Record::Ask.encode().to_vec(), Record::Board.encode().to_vec());
+        let (request, answer) = (Record::ListRegions.encode().to_vec(), Record::SlotTable.encode().to_vec());
         Self { half_header: request[..3].to_vec(), half_body: Vec::new(), request, answer }
     }
 
@@ -250,7 +250,7 @@ fn begin() -> Instant {
 
 /// Starts a program under a limit of descriptors. Returns its log up to the line that contains
 /// `ready`.
-fn start(limit: &str, program: &str, arguments: &[String], ready: &str) -> (Process, String) {
+pub(crate) fn start(limit: &str, program: &str, arguments: &[String], ready: &str) -> (Process, String) {
     let mut child = Command::new("prlimit")
         .arg(format!("--nofile={limit}"))
         .arg(program)
@@ -294,14 +294,14 @@ fn stop(process: &mut Process) -> Duration {
     panic!("still alive {STOPPED:?} after SIGTERM")
 }
 
-struct Ports {
-    rpc: u16,
-    admin: u16,
-    metadata: u16,
-    events: u16,
+pub(crate) struct Ports {
+    pub(crate) rpc: u16,
+    pub(crate) admin: u16,
+    pub(crate) metadata: u16,
+    pub(crate) events: u16,
 }
 
-fn master(limit: &str, more: &[String]) -> (Process, Ports) {
+pub(crate) fn master(limit: &str, more: &[String]) -> (Process, Ports) {
     let ports = Ports { rpc: free_port(), admin: free_port(), metadata: free_port(), events: free_port() };
     let mut flags: Vec<String> =
         ["--rpc_address=127.0.0.1", "--metrics_host=127.0.0.1"].map(String::from).into();
@@ -412,13 +412,14 @@ fn a_client_withstands_connections_that_hold_back() {
 
 /// Starts a client under 512 descriptors, with every kind of listener. Its socket and its disk are
 /// in the folder.
-fn client(ports: &Ports, (own_port, http): (u16, u16), folder: &Path) -> (Process, String) {
+pub(crate) fn client(ports: &Ports, (own_port, http): (u16, u16), folder: &Path) -> (Process, String) {
     let disk = folder.join("disk");
     std::fs::create_dir_all(&disk).unwrap();
     let flags = [
         format!("MOONCAKE_OFFLOAD_FILE_STORAGE_PATH={}", disk.display()),
         "MOONCAKE_OFFLOAD_LOCAL_BUFFER_SIZE_BYTES=16777216".into(),
         "MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES=67108864".into(),
+        "MC_ALLOWED_HOSTS=given.example".into(),
         env!("CARGO_BIN_EXE_mooncake_client").to_owned(),
         format!("--metadata_server=http://127.0.0.1:{}/metadata", ports.metadata),
         "--global_segment_size=16 MB".into(),
@@ -436,7 +437,7 @@ fn client(ports: &Ports, (own_port, http): (u16, u16), folder: &Path) -> (Proces
 }
 
 /// Returns the value of a field in a line of a log, without quotation marks and colours.
-fn field<'a>(log: &'a str, name: &str) -> Option<&'a str> {
+pub(crate) fn field<'a>(log: &'a str, name: &str) -> Option<&'a str> {
     let rest = log.split_once(&format!("{name}="))?.1;
     rest.split([' ', '"', '\n']).find(|word| !word.is_empty())
 }

@@ -336,6 +336,31 @@ async fn an_owner_opens_its_port_when_it_is_ready() {
     assert!(std::net::TcpStream::connect(&at).is_err());
 }
 
+/// A put can prefer an owner across restarts if the name of the owner is a setting.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_owner_has_the_name_that_its_flag_gives() {
+    let (port, name) = (free_port(), format!("127.0.0.1:{}", free_port()));
+    let mut host = Host::new(&[&format!("--port={port}"), &format!("--host={name}")]);
+    let other = start_owner(host.master, free_port(), &host.socket.with_file_name("2"), &[]);
+    while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
+        assert!(host.owner.0.try_wait().unwrap().is_none(), "the owner has ended");
+        std::thread::yield_now();
+    }
+    let client = crate::cluster::connect(&format!("127.0.0.1:{}", host.master), 0).await;
+    for i in 0..16 {
+        let key = format!("k{i}");
+        client.put_with(&key, &b"value"[..], &PutOptions::new().prefer_segment(&name)).await.unwrap();
+        assert_eq!(client.get(&key).await.unwrap().unwrap(), &b"value"[..]);
+    }
+    // Only the owner of that name has them.
+    host.owner.signal("-KILL");
+    host.owner.0.wait().unwrap();
+    for i in 0..16 {
+        assert_eq!(client.get(format!("k{i}")).await.unwrap(), None);
+    }
+    drop(other);
+}
+
 #[test]
 fn an_owner_refuses_memory_that_there_is_not() {
     let output = Command::new(env!("CARGO_BIN_EXE_mooncake_client"))

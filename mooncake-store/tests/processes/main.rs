@@ -19,12 +19,15 @@ mod common {
 #[path = "../../../mooncake-transport/metadata/tests/servers/mod.rs"]
 mod servers;
 
+mod bindings;
+mod browsers;
 mod cluster;
 mod corpus;
 mod disk;
 mod failover;
 mod files;
 mod forked;
+mod hostile;
 mod killed_clients;
 mod leases;
 mod listeners;
@@ -34,12 +37,13 @@ mod master_program;
 mod mixed;
 mod partition;
 mod process;
+mod promised_memory;
 #[cfg(feature = "transport-rdma")]
 mod rdma;
 mod replaced;
+mod security;
 mod segment_files;
 mod snapshots;
 mod tool;
-#[cfg(not(feature = "metadata-rocksdb"))]
-mod without_rocksdb;
+mod torture;
 mod worker;

@@ -98,7 +98,7 @@ fn file_environment_and_command_line() {
         assert!(first.contains(part), "no {part:?} in the first line: {first}");
     }
     assert!(!std::fs::read_to_string(&log).unwrap().contains("security:"), "it serves this host only");
-    let admin = ready.split("admin=Some(").nth(1).and_then(|rest| rest.split(')').next()).unwrap();
+    let admin = ready.split("admin=").nth(1).and_then(|rest| rest.split_whitespace().next()).unwrap();
     assert!(get(admin.parse().unwrap(), "/health").contains("\"status\":\"ok\""));
     let pid = running.0.id().to_string();
     assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());

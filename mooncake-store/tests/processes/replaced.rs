@@ -26,7 +26,7 @@ async fn stage(values: u64, lease: &str) -> (u16, [Process; 2], Client, Client) 
     let timeout = Duration::from_secs(24);
     // The writer must fail at once without free space.
     let client =
-        async || builder(&at, 0).timeout(timeout).room_patience(Duration::ZERO).connect().await.unwrap();
+        async || builder(&at, 0).timeout(timeout).space_timeout(Duration::ZERO).connect().await.unwrap();
     (port, [server, owner], client().await, client().await)
 }
 

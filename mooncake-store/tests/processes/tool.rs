@@ -167,6 +167,60 @@ async fn objects_come_and_go() {
     cluster.stop().await;
 }
 
+/// An object that only a disk has returns to memory, and the others have reasons.
+#[cfg(feature = "disk")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn objects_are_prefetched() {
+    use mooncake_store::client::{OffloadConfig, PutOptions};
+    use mooncake_store::master::DiskOptions;
+    let options = MasterOptions {
+        disks: Some(DiskOptions::default()),
+        lease_ttl: Duration::from_millis(200),
+        ..MasterOptions::default()
+    };
+    let cluster = Cluster::start(options).await;
+    cluster.client.close().await.unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let disk = OffloadConfig {
+        interval: Duration::from_millis(20),
+        buffer: 32 << 20,
+        capacity: 64 << 20,
+        ..OffloadConfig::new(folder.path())
+    };
+    let builder = Client::builder().master(cluster.rpc()).advertise(std::net::Ipv4Addr::LOCALHOST.into());
+    let owner =
+        builder.segment(8 << 20).offload(disk).timeout(Duration::from_secs(20)).connect().await.unwrap();
+    let of_type = |key: &str| {
+        let replicas = cluster.master.master().peek(key.as_bytes()).unwrap_or_default();
+        let in_memory = replicas.iter().filter(|replica| replica.location.memory().is_some()).count();
+        (in_memory, replicas.len() - in_memory)
+    };
+    // Memory has space for one of the values.
+    let until = async |key: &str, expected| {
+        while of_type(key) != expected {
+            tokio::task::yield_now().await;
+        }
+    };
+    owner.put("cold", &vec![1; 6 << 20][..]).await.unwrap();
+    until("cold", (1, 1)).await;
+    // The disk has read the value under a lease.
+    while owner.put_with("warm", &vec![2; 6 << 20][..], &PutOptions::new().hard_pin()).await.is_err() {}
+    until("warm", (1, 1)).await;
+    let said = cluster.tool(&["prefetch", "warm"], b"");
+    assert_eq!((said.status, &*said.text()), (0, "0 requested, 1 in memory, 0 failed\n"), "{}", said.errors);
+    owner.remove("warm", true).await.unwrap();
+    while cluster.master.master().stats().used() > 0 {
+        tokio::task::yield_now().await;
+    }
+    let said = cluster.tool(&["--json", "prefetch", "cold", "none"], b"");
+    said.fails(&["\"none\" cannot be read"]);
+    assert_eq!((&said.json()["requested"], &said.json()["in_memory"]), (&json!(1), &json!(0)));
+    until("cold", (1, 1)).await;
+    assert_eq!(cluster.tool(&["prefetch"], b"").status, 2, "what to prefetch must be said");
+    owner.close().await.unwrap();
+    cluster.master.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn figures() {
     let cluster = Cluster::start(MasterOptions::default()).await;
@@ -245,6 +299,48 @@ async fn what_is_wrong_is_explained() {
     cluster.master.stop().await;
 }
 
+/// Mistakes of newcomers, with the status of the tool and the words that name the cause.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn mistakes_of_newcomers_are_named() {
+    let cluster = Cluster::start(MasterOptions::default()).await;
+    let absent = "no master answers at 127.0.0.1:1";
+    for arguments in [&["explain", "k"][..], &["ls"], &["curve"], &["top", "--once"], &["status"]] {
+        tool(&[&["--master", "127.0.0.1:1"], arguments].concat(), b"").fails(&[absent, "--master"]);
+    }
+    let rows: [(&[&str], &[&str]); 7] = [
+        (&["--cluster", "abc", "put", "k"], &["cannot use --cluster", "fixed address"]),
+        (&["--tenant", "foo", "put", "k"], &["no tenants", "leave --tenant out"]),
+        (&["--tenant", "foo", "bench"], &["no tenants", "leave --tenant out"]),
+        (&["--metadata", "http://127.0.0.1:9/metadata", "put", "k"], &["cannot join", "http://127.0.0.1:9"]),
+        (&["--json", "get", "k"], &["\"code\":-704", "\"name\":\"OBJECT_NOT_FOUND\"", "no object"]),
+        (&["--json", "--tenant", "foo", "put", "k"], &["\"code\":-600", "no tenants"]),
+        (&["put", "k", "/none"], &["cannot read /none"]),
+    ];
+    for (arguments, words) in rows {
+        let said = cluster.tool(arguments, b"value");
+        said.fails(words);
+        assert!(!said.errors.contains("no master answers"), "{arguments:?}: {}", said.errors);
+        if arguments.contains(&"--json") {
+            let document: Value = serde_json::from_str(&said.errors).unwrap();
+            assert!(document["error"]["message"].is_string(), "{document}");
+        }
+    }
+    let unreadable = cluster.tool(&["explain", "k"], b"");
+    assert!(unreadable.status == 1 && unreadable.text().contains("cannot be read"), "{}", unreadable.text());
+
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let silent = silent.local_addr().unwrap().to_string();
+    let stopped = ["--timeout", "0.3", "--master", &silent];
+    tool(&[&stopped[..], &["get", "k"]].concat(), b"").fails(&["a process listens there", "stopped"]);
+    let examined = tool(&[&stopped[..], &["doctor"]].concat(), b"").text();
+    assert!(examined.contains("listens and does not answer"), "{examined}");
+
+    cluster.client.close().await.unwrap();
+    cluster.tool(&["put", "k"], b"value").fails(&["no client has mounted a segment"]);
+    cluster.tool(&["bench"], b"").fails(&["no client contributes memory", "--segment"]);
+    cluster.master.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tenants() {
     let quota = TenantQuota { name: "a".into(), bytes: 1 << 20 };
@@ -303,6 +399,7 @@ async fn doctor_names_a_client_that_does_not_respond() {
         endpoint: closed.to_string(),
         protocol: "tcp".into(),
         host_id: "ghost".into(),
+        locality: None,
     };
     cluster.master.master().mount(ghost, &segment).unwrap();
     let said = cluster.tool(&["--json", "doctor"], b"");
@@ -325,12 +422,12 @@ async fn doctor_names_a_port_and_a_host_that_do_not_respond() {
         let [grade, found, says] = finding(&said.json(), subject);
         assert!(grade == "fail" && found.contains(nobody) && says.contains(fix), "{found} -> {says}");
     }
-    // The listener accepts connections and sends nothing, as behind a packet filter.
+    // The listener accepts connections and sends nothing, as a stopped process.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let at = silent.local_addr().unwrap().to_string();
     let said = tool(&["--json", "--timeout", "0.3", "--master", &at, "--admin", nobody, "doctor"], b"");
     let [grade, found, fix] = finding(&said.json(), "master");
-    assert!(grade == "fail" && fix.contains("firewall"), "{found} -> {fix}");
+    assert!(grade == "fail" && found.contains("listens") && fix.contains("stopped"), "{found} -> {fix}");
     let metadata = format!("http://{nobody}/metadata");
     let said =
         tool(&["--json", "--master", nobody, "--admin", nobody, "--metadata", &metadata, "doctor"], b"");

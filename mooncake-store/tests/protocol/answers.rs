@@ -27,12 +27,21 @@ async fn a_disabled_feature_answers_like_mooncake_cpp() {
         endpoint: "host:2".into(),
         protocol: "tcp".into(),
         host_id: "host".into(),
+        locality: None,
     };
     master.mount(client, &segment).unwrap();
     let config = ReplicateConfig::default();
     let (key, mode) = (b"there".as_slice(), WriteMode::Put);
     master
-        .put_start(&Put { writer: client.into(), mode, key, len: 100, config: &config, group: "" })
+        .put_start(&Put {
+            writer: client.into(),
+            mode,
+            key,
+            len: 100,
+            config: &config,
+            group: "",
+            session: None,
+        })
         .unwrap();
     master.put_end(client.into(), key, None, ReplicaType::All).unwrap();
     let server = Server::bind("127.0.0.1:0", ServerOptions::default()).await.unwrap();
@@ -59,6 +68,7 @@ fn what_is_never_kept_is_spelled_as_the_rest() {
             endpoint: format!("host{number}{}", "x".repeat(250)),
             protocol: "tcp".into(),
             host_id: String::new(),
+            locality: None,
         };
         master.mount(client, &segment).unwrap();
     }

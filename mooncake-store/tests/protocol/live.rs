@@ -37,6 +37,7 @@ fn segment() -> Segment {
         endpoint: "127.0.0.1:14001".into(),
         protocol: "tcp".into(),
         host_id: String::new(),
+        locality: None,
     }
 }
 
@@ -218,8 +219,7 @@ async fn remove_calls(master: &MasterClient) {
     let leased = master.remove(TENANT, &[b"live/one"], false).await.unwrap();
     assert_eq!(code(&leased[0]), Err(ErrorCode::ObjectHasLease));
     let keys: [&[u8]; 2] = [b"live/one", b"live/none"];
-    let clear = BatchReplicaClear { keys: Cow::Borrowed(&keys), client: client(), segment_name: "" };
-    assert_eq!(master.rpc().unwrap().call(&clear).await.unwrap(), Ok(Vec::new()));
+    assert_eq!(master.clear_replicas(caller(), &keys, "").await.unwrap(), Vec::new());
     assert!(master.remove(TENANT, &keys[..1], true).await.unwrap()[0].is_ok());
     let removed = master.remove(TENANT, &keys, true).await.unwrap();
     assert!(removed.iter().all(|outcome| code(outcome) == Err(ErrorCode::ObjectNotFound)));
@@ -249,7 +249,7 @@ async fn a_client_waits_for_free_space_on_a_mooncake_cpp_master() {
     let member = |segment, patience| {
         let builder =
             Client::builder().master(address.as_str()).local_hostname("10.213.0.1").segment(segment);
-        builder.timeout(Duration::from_secs(25)).room_patience(patience).connect()
+        builder.timeout(Duration::from_secs(25)).space_timeout(patience).connect()
     };
     let asks_once = member(4 << 20, Duration::ZERO).await.unwrap();
     let value = vec![7; 256 << 10];

@@ -6,11 +6,15 @@
 //! interop` starts the ignored tests one by one, each with a new master of Mooncake C++.
 
 mod answers;
+mod batches;
+mod budgets;
 mod conversation;
 mod limits;
 mod live;
+mod members;
 mod overload;
 mod prefix;
 mod rpc;
 mod table;
 mod tier_answers;
+mod weights;

@@ -107,6 +107,7 @@ fn segment(number: u64) -> Segment {
         endpoint: format!("node{number}:1"),
         protocol: "tcp".into(),
         host_id: format!("node{number}"),
+        locality: None,
     }
 }
 
@@ -300,7 +301,7 @@ impl Service for Busy {
 
     fn class(&self, function: u32) -> Class {
         // Pings stand for other calls here.
-        if function == Ping::FUNCTION { Class::Kept } else { Class::Sheddable }
+        if function == Ping::FUNCTION { Class::Critical } else { Class::Sheddable }
     }
 
     fn note_shed(&self) {
@@ -338,6 +339,70 @@ async fn only_clients_that_understand_it_are_asked_to_come_back_later() {
     assert!(refused > 1 && service.0.load(Relaxed) == refused);
     stop.store(true, Relaxed);
     busy.await.unwrap();
+}
+
+/// A miss would mean that the object does not exist.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn refused_calls_wait_for_their_turn() {
+    const CALLS: u64 = 400;
+    let service = Arc::new(Busy(AtomicU64::new(0)));
+    let server = OneThread::start(service.clone(), ServerOptions::default());
+    let stop = Arc::new(AtomicBool::new(false));
+    let (address, stopped) = (server.address.clone(), stop.clone());
+    let busy = tokio::spawn(async move {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        while !stopped.load(Relaxed) {
+            asked(&mut stream, 1, Ping::FUNCTION).await;
+        }
+    });
+    let mut probe = TcpStream::connect(&*server.address).await.unwrap();
+    while asked(&mut probe, FIRST_SEQ, ExistKey::FUNCTION).await != Status::Overloaded {}
+    let options = RpcOptions {
+        max_connections: CALLS as usize,
+        connect_timeout: Duration::from_secs(100),
+        call_timeout: Duration::from_secs(100),
+        ..RpcOptions::default()
+    };
+    let client = RpcClient::new(server.address.clone(), options);
+    let call = ExistKey { key: b"key", tenant: "default" };
+    let calls = async {
+        let answers = futures::future::join_all((0..CALLS).map(|_| client.call(&call))).await;
+        stop.store(true, Relaxed);
+        answers
+    };
+    // Every call was refused once, and the budget of retries is spent.
+    let relief = async {
+        while service.0.load(Relaxed) < CALLS + 100 && !stop.load(Relaxed) {
+            tokio::task::yield_now().await;
+        }
+        stop.store(true, Relaxed);
+    };
+    let (answers, ()) = tokio::join!(calls, relief);
+    let refused = answers.iter().filter_map(|answer| answer.as_ref().err());
+    assert_eq!(refused.map(ToString::to_string).collect::<Vec<_>>(), [""; 0]);
+    busy.await.unwrap();
+}
+
+/// A server that stays overloaded is named in the end.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_overload_without_end_is_an_error() {
+    let service = Arc::new(Busy(AtomicU64::new(0)));
+    let server = OneThread::start(service, ServerOptions::default());
+    let address = server.address.clone();
+    let busy = tokio::spawn(async move {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        loop {
+            asked(&mut stream, 1, Ping::FUNCTION).await;
+        }
+    });
+    let mut probe = TcpStream::connect(&*server.address).await.unwrap();
+    while asked(&mut probe, FIRST_SEQ, ExistKey::FUNCTION).await != Status::Overloaded {}
+    let options = RpcOptions { call_timeout: Duration::from_secs(6), ..RpcOptions::default() };
+    let client = RpcClient::new(server.address.clone(), options);
+    let error = client.call(&ExistKey { key: b"key", tenant: "default" }).await.unwrap_err();
+    busy.abort();
+    assert_eq!(error.code(), mooncake_core::ErrorCode::RpcFail);
+    assert!(error.to_string().contains("more requests than it can answer"), "{error}");
 }
 
 async fn asked(stream: &mut TcpStream, seq: u32, function: u32) -> Status {

@@ -34,6 +34,7 @@ fn master() -> Arc<Master> {
         endpoint: format!("host{}", "x".repeat(250)),
         protocol: "tcp".into(),
         host_id: String::new(),
+        locality: None,
     };
     master.mount(client(), &segment).unwrap();
     master
@@ -45,7 +46,7 @@ fn client() -> ClientId {
 
 fn put(master: &Master, key: &[u8]) {
     let (writer, mode, config) = (client().into(), WriteMode::Put, &ReplicateConfig::default());
-    master.put_start(&Put { writer, mode, key, len: 100, config, group: "" }).unwrap();
+    master.put_start(&Put { writer, mode, key, len: 100, config, group: "", session: None }).unwrap();
     master.put_end(writer, key, Some(key.len() as u64), ReplicaType::All).unwrap();
 }
 

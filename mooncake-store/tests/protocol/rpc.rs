@@ -50,6 +50,7 @@ fn segment() -> Segment {
         endpoint: "host:2".into(),
         protocol: "tcp".into(),
         host_id: "host".into(),
+        locality: None,
     }
 }
 
@@ -167,6 +168,51 @@ async fn a_master_without_our_own_calls_is_written_through_all_the_same() {
     // Otherwise the end must be sent again: without a number the call may be too late.
     let late = master.put_end(caller, WriteMode::Put, &end, ReplicaType::All).await.unwrap_err();
     assert_eq!((late.code(), master.fences_writes()), (ErrorCode::NotSupported, false));
+    running.stop().await;
+}
+
+/// Service whose logical time grows with each call. It records the receipts of the calls.
+#[derive(Default)]
+struct Receipts(parking_lot::Mutex<Vec<u64>>);
+
+impl Service for Receipts {
+    fn call(&self, _: u32, _: &[u8], _: &mut Vec<u8>) -> Result<(), Refusal> {
+        Err((Status::NotRegistered, String::new()))
+    }
+
+    fn receipt(&self) -> u64 {
+        self.0.lock().len() as u64
+    }
+
+    fn call_received(&self, _: u32, _: &[u8], receipt: u64, out: &mut Vec<u8>) -> Result<(), Refusal> {
+        self.0.lock().push(receipt);
+        pack::encode::<Answer<String>>(&Ok(String::new()), out);
+        Ok(())
+    }
+}
+
+/// A request may wait in the server while others are handled.
+#[tokio::test]
+async fn a_request_has_the_receipt_of_its_arrival() {
+    let service = Arc::new(Receipts::default());
+    let running = Server::bind("127.0.0.1:0", ServerOptions::default()).await.unwrap().start(service.clone());
+    let mut stream = TcpStream::connect(running.local_addr()).await.unwrap();
+    let mut requests = Vec::new();
+    (1..=3).for_each(|seq| frame::write_request(&mut requests, seq, ServiceReady::FUNCTION, |_| {}));
+    let (mut inbox, mut answered) = (Vec::new(), 0);
+    for round in 1..=2 {
+        stream.write_all(&requests).await.unwrap();
+        while answered < 3 * round {
+            match frame::parse_reply(&inbox, 1 << 20).unwrap() {
+                Parsed::Whole(_, used) => {
+                    inbox.drain(..used);
+                    answered += 1;
+                }
+                Parsed::Partial(_) => assert!(stream.read_buf(&mut inbox).await.unwrap() > 0),
+            }
+        }
+    }
+    assert_eq!(*service.0.lock(), [0, 0, 0, 3, 3, 3]);
     running.stop().await;
 }
 
@@ -587,14 +633,22 @@ async fn requests_and_responses_of_megabytes() {
 
     let options = RpcOptions { max_body: 1 << 20, ..RpcOptions::default() };
     let small = MasterClient::remote(running.local_addr().to_string(), options);
-    let error = small.exist(TENANT, &keys).await.unwrap_err();
+    let exist = small.exist(TENANT, &keys).await.unwrap();
+    assert!(exist.len() == 2000 && exist.iter().all(Result::is_ok), "in parts");
+    // One key that is too long for a message cannot be split.
+    let long = vec![7; 2 << 20];
+    let error = small.exist(TENANT, &[&long]).await.unwrap_err();
     assert_eq!(error.code(), ErrorCode::InvalidParams, "{error}");
 
     let options = ServerOptions { max_body: 1 << 20, ..ServerOptions::default() };
     let strict = start("127.0.0.1:0", options).await;
     let remote = MasterClient::remote(strict.local_addr().to_string(), RpcOptions::default());
-    assert_eq!(remote.exist(TENANT, &keys).await.unwrap_err().code(), ErrorCode::RpcFail);
+    let exist = remote.exist(TENANT, &keys).await.unwrap();
+    assert!(exist.len() == 2000 && exist.iter().all(Result::is_ok), "in parts");
     assert!(remote.exist(TENANT, &keys[..10]).await.is_ok());
+    let error = remote.exist(TENANT, &[&long]).await.unwrap_err();
+    assert_eq!(error.code(), ErrorCode::InvalidParams, "{error}");
+    assert!(error.to_string().contains("ask about less"), "{error}");
 }
 
 #[tokio::test]

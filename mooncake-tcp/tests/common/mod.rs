@@ -19,7 +19,7 @@ pub(crate) const READ: u8 = 0x80;
 pub(crate) const WRITE: u8 = 0x81;
 
 /// Timeout that no healthy exchange of these tests reaches.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(crate) struct Node {
     pub(crate) transport: TcpTransport,
@@ -45,10 +45,10 @@ impl Node {
         all.into_region().unwrap()
     }
 
-    pub(crate) fn dial(&self) -> TcpStream {
+    pub(crate) fn connect(&self) -> TcpStream {
         let stream = TcpStream::connect(self.transport.local_addr()).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        stream.set_write_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
+        stream.set_write_timeout(Some(TIMEOUT)).unwrap();
         stream
     }
 }
@@ -79,7 +79,7 @@ pub(crate) fn read_exactly(stream: &mut TcpStream, len: usize) -> Vec<u8> {
 }
 
 /// Returns the bytes that arrive until the peer closes. A reset counts as closing.
-pub(crate) fn read_to_the_end(stream: &mut TcpStream) -> Vec<u8> {
+pub(crate) fn read_until_close(stream: &mut TcpStream) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut piece = [0; 65536];
     loop {
@@ -92,6 +92,6 @@ pub(crate) fn read_to_the_end(stream: &mut TcpStream) -> Vec<u8> {
     }
 }
 
-pub(crate) fn say(stream: &mut TcpStream, parts: &[&[u8]]) {
+pub(crate) fn write_parts(stream: &mut TcpStream, parts: &[&[u8]]) {
     stream.write_all(&parts.concat()).unwrap();
 }

@@ -3,16 +3,16 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![deny(unsafe_code)]
 
-#[allow(unsafe_code)]
-mod board;
 mod link;
 mod links;
 mod owner;
 pub mod record;
 mod server;
+#[allow(unsafe_code)]
+mod shared_words;
 pub mod socket;
 
-pub use link::{Inside, Link, Mapped, MappedRegion, Mapping};
+pub use link::{CopyGuard, Link, Mapped, MappedRegion, Mapping};
 pub use links::{Endpoint, Links};
-pub use owner::{Limits, Owner, Seat, Shared, Visitor};
+pub use owner::{Limits, OpenRegion, Owner, PeerProcess, SharedObject};
 pub use server::{listen, serve};

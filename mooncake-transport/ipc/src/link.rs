@@ -13,14 +13,14 @@ use rustix::thread::futex;
 use tokio::net::UnixStream;
 use tracing::debug;
 
-use crate::board::{Board, Page};
-use crate::record::{Listing, RECORD_LEN, Record, RegionRecord};
+use crate::record::{RECORD_LEN, Record, RegionListParser, RegionRecord};
+use crate::shared_words::{CopyCounters, SlotTable};
 use crate::socket::{RecordSocket, Trust, sealed};
 
 /// Object that contains an owner's region, mapped in this process.
 pub trait Mapping: Sized + fmt::Debug + Send + Sync + 'static {
     /// Number of records that follow the record of a region.
-    const MORE: usize;
+    const EXTRA_RECORDS: usize;
     /// Checked description of a region, as received.
     type Description: Send;
 
@@ -30,7 +30,7 @@ pub trait Mapping: Sized + fmt::Debug + Send + Sync + 'static {
     /// Returns an error for a malformed description.
     fn check_description(
         file: Option<OwnedFd>,
-        more: &[[u8; RECORD_LEN]],
+        extra_records: &[[u8; RECORD_LEN]],
     ) -> Result<(Self::Description, u64)>;
 
     /// Maps the object, or prepares the mapping.
@@ -43,9 +43,9 @@ pub trait Mapping: Sized + fmt::Debug + Send + Sync + 'static {
 /// Connection to one owner.
 #[derive(Debug)]
 pub struct Link<M> {
-    wire: RecordSocket,
-    board: Board,
-    page: Page,
+    socket: RecordSocket,
+    slot_table: SlotTable,
+    copy_counters: CopyCounters,
     mapped: RwLock<Arc<Mapped<M>>>,
     /// Lock that permits one request at a time.
     request_lock: tokio::sync::Mutex<()>,
@@ -53,7 +53,7 @@ pub struct Link<M> {
     refreshing: AtomicBool,
     /// True if the link is closed, because the owner is dead or sent a malformed response.
     closed: AtomicBool,
-    answer_timeout: Duration,
+    response_timeout: Duration,
 }
 
 /// Mapped regions, by address.
@@ -113,37 +113,37 @@ impl<M: Mapping> Link<M> {
     /// # Errors
     /// Returns an error if no process listens, if the response is malformed, or if none arrives in
     /// time.
-    pub async fn open(name: &str, answer_timeout: Duration) -> Result<Self> {
+    pub async fn open(name: &str, response_timeout: Duration) -> Result<Self> {
         let open = async {
             let stream = UnixStream::connect(format!("\0{name}")).await?;
-            let wire = RecordSocket::new(stream, Trust::SameUser)?;
-            Record::Ask.send(&wire, None).await?;
-            let board = match Record::receive(&wire).await? {
-                (Record::Board, fd) => Board::open(&sealed(fd)?)?,
-                (other, _) => return Err(Error::invalid(format!("{other:?} instead of a board"))),
+            let socket = RecordSocket::new(stream, Trust::SameUser)?;
+            Record::ListRegions.send(&socket, None).await?;
+            let slot_table = match Record::receive(&socket).await? {
+                (Record::SlotTable, fd) => SlotTable::open(&sealed(fd)?)?,
+                (other, _) => return Err(Error::invalid(format!("{other:?} instead of the slot table"))),
             };
-            let page = match Record::receive(&wire).await? {
-                (Record::Page, fd) => Page::open(&sealed(fd)?)?,
-                (other, _) => return Err(Error::invalid(format!("{other:?} instead of a page"))),
+            let copy_counters = match Record::receive(&socket).await? {
+                (Record::CopyCounters, fd) => CopyCounters::open(&sealed(fd)?)?,
+                (other, _) => return Err(Error::invalid(format!("{other:?} instead of the copy counters"))),
             };
-            let mapped = receive(&wire, &Mapped::default()).await?;
+            let mapped = receive(&socket, &Mapped::default()).await?;
             Ok(Self {
-                wire,
-                board,
-                page,
+                socket,
+                slot_table,
+                copy_counters,
                 mapped: RwLock::new(Arc::new(mapped)),
                 request_lock: tokio::sync::Mutex::default(),
                 refreshing: AtomicBool::new(false),
                 closed: AtomicBool::new(false),
-                answer_timeout,
+                response_timeout,
             })
         };
-        tokio::time::timeout(answer_timeout, open).await.unwrap_or_else(|_| Err(silent()))
+        tokio::time::timeout(response_timeout, open).await.unwrap_or_else(|_| Err(timeout_error()))
     }
 
     /// Returns whether the owner is alive at this moment.
     pub fn is_alive(&self) -> bool {
-        !self.closed.load(Ordering::Acquire) && self.wire.is_alive()
+        !self.closed.load(Ordering::Acquire) && self.socket.is_alive()
     }
 
     /// Returns the open regions of the owner, as of the last request.
@@ -153,7 +153,7 @@ impl<M: Mapping> Link<M> {
 
     /// Returns whether the owner has opened or closed a region since the last request.
     pub fn is_stale(&self) -> bool {
-        self.board.version().load(Ordering::SeqCst) != self.mapped.read().version
+        self.slot_table.version().load(Ordering::SeqCst) != self.mapped.read().version
     }
 
     /// Requests the open regions, if they have changed. A malformed response closes the link.
@@ -161,83 +161,84 @@ impl<M: Mapping> Link<M> {
     /// # Errors
     /// Returns the errors of [`open`](Self::open).
     pub async fn refresh(&self) -> Result<()> {
-        let _turn = self.request_lock.lock().await;
+        let _guard = self.request_lock.lock().await;
         if self.closed.load(Ordering::Acquire) {
-            return Err(gone());
+            return Err(owner_ended_error());
         }
         if !self.is_stale() {
             return Ok(());
         }
         let known = self.mapped();
-        let ask = async {
-            Record::Ask.send(&self.wire, None).await?;
-            receive(&self.wire, &known).await
+        let request = async {
+            Record::ListRegions.send(&self.socket, None).await?;
+            receive(&self.socket, &known).await
         };
-        let broken = Broken(self);
-        let answer =
-            tokio::time::timeout(self.answer_timeout, ask).await.unwrap_or_else(|_| Err(silent()))?;
-        std::mem::forget(broken);
-        *self.mapped.write() = Arc::new(answer);
+        let close_on_failure = CloseOnDrop(self);
+        let mapped = tokio::time::timeout(self.response_timeout, request)
+            .await
+            .unwrap_or_else(|_| Err(timeout_error()))?;
+        std::mem::forget(close_on_failure);
+        *self.mapped.write() = Arc::new(mapped);
         Ok(())
     }
 
     /// Refreshes in the background, like [`refresh`](Self::refresh).
-    pub async fn refresh_alone(self: Arc<Self>) {
+    pub async fn refresh_in_background(self: Arc<Self>) {
         if self.refreshing.swap(true, Ordering::AcqRel) {
             return;
         }
         if let Err(error) = self.refresh().await {
-            debug!(%error, "an owner on this host was asked in vain");
+            debug!(%error, "cannot refresh the regions of an owner on this host");
         }
         self.refreshing.store(false, Ordering::Release);
     }
 
     /// Closes the link, and drops its mappings.
-    pub fn give_up(&self) {
+    pub fn close(&self) {
         self.closed.store(true, Ordering::Release);
         *self.mapped.write() = Arc::default();
     }
 
     /// Registers a copy, if the region is open. The link is borrowed, or owned by copies that
     /// outlive the call.
-    pub fn enter<L: Deref<Target = Self>>(link: L, region: &MappedRegion<M>) -> Option<Inside<M, L>> {
+    pub fn enter<L: Deref<Target = Self>>(link: L, region: &MappedRegion<M>) -> Option<CopyGuard<M, L>> {
         let RegionRecord { slot, generation, .. } = region.record;
         let slot = slot as usize;
-        let row = link.board.row().load(Ordering::SeqCst);
-        let inside = Inside { link, slot, generation, row, out: false };
-        inside.link.page.inside(slot, row).fetch_add(1, Ordering::SeqCst);
+        let row = link.slot_table.row().load(Ordering::SeqCst);
+        let guard = CopyGuard { link, slot, generation, row, is_decremented: false };
+        guard.link.copy_counters.inside(slot, row).fetch_add(1, Ordering::SeqCst);
         // The drop of the guard decrements the count.
-        (inside.link.board.state(slot).load(Ordering::SeqCst) == generation).then_some(inside)
+        (guard.link.slot_table.state(slot).load(Ordering::SeqCst) == generation).then_some(guard)
     }
 }
 
 /// Copy in progress. While it lives, the owner keeps the region as it is, or cuts it off.
-pub struct Inside<M: Mapping, L: Deref<Target = Link<M>>> {
+pub struct CopyGuard<M: Mapping, L: Deref<Target = Link<M>>> {
     link: L,
     slot: usize,
     generation: u32,
     row: u32,
-    out: bool,
+    is_decremented: bool,
 }
 
-impl<M: Mapping, L: Deref<Target = Link<M>>> Inside<M, L> {
+impl<M: Mapping, L: Deref<Target = Link<M>>> CopyGuard<M, L> {
     /// Ends the copy. Returns whether the region was open all the time.
     pub fn leave(mut self) -> bool {
-        self.count_out();
+        self.decrement();
         // The state is read after the decrement, which happens after the bytes were moved. So
         // memory that was cut off before the last byte is seen as closed.
         self.is_open()
     }
 
     fn is_open(&self) -> bool {
-        self.link.board.state(self.slot).load(Ordering::SeqCst) == self.generation
+        self.link.slot_table.state(self.slot).load(Ordering::SeqCst) == self.generation
     }
 
-    fn count_out(&mut self) {
-        if std::mem::replace(&mut self.out, true) {
+    fn decrement(&mut self) {
+        if std::mem::replace(&mut self.is_decremented, true) {
             return;
         }
-        let count = self.link.page.inside(self.slot, self.row);
+        let count = self.link.copy_counters.inside(self.slot, self.row);
         count.fetch_sub(1, Ordering::SeqCst);
         if !self.is_open() {
             // The owner may be waiting for this process. If the wake-up fails, it checks again by
@@ -247,41 +248,41 @@ impl<M: Mapping, L: Deref<Target = Link<M>>> Inside<M, L> {
     }
 }
 
-impl<M: Mapping, L: Deref<Target = Link<M>>> Drop for Inside<M, L> {
+impl<M: Mapping, L: Deref<Target = Link<M>>> Drop for CopyGuard<M, L> {
     fn drop(&mut self) {
-        self.count_out();
+        self.decrement();
     }
 }
 
-impl<M: Mapping, L: Deref<Target = Link<M>>> fmt::Debug for Inside<M, L> {
+impl<M: Mapping, L: Deref<Target = Link<M>>> fmt::Debug for CopyGuard<M, L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Inside({}, {})", self.slot, self.generation)
+        write!(f, "CopyGuard({}, {})", self.slot, self.generation)
     }
 }
 
 /// Guard of a request in progress. It closes an abandoned link, because the response would be taken
 /// for the response to the next request.
-struct Broken<'a, M: Mapping>(&'a Link<M>);
+struct CloseOnDrop<'a, M: Mapping>(&'a Link<M>);
 
-impl<M: Mapping> Drop for Broken<'_, M> {
+impl<M: Mapping> Drop for CloseOnDrop<'_, M> {
     fn drop(&mut self) {
-        self.0.give_up();
+        self.0.close();
     }
 }
 
 /// Receives a response from its head on, and maps the new regions.
-async fn receive<M: Mapping>(wire: &RecordSocket, known: &Mapped<M>) -> Result<Mapped<M>> {
-    let (head, _) = Record::receive(wire).await?;
-    let mut listing = Listing::begin(head)?;
+async fn receive<M: Mapping>(socket: &RecordSocket, known: &Mapped<M>) -> Result<Mapped<M>> {
+    let (head, _) = Record::receive(socket).await?;
+    let mut parser = RegionListParser::begin(head)?;
     let mut regions: Vec<Arc<MappedRegion<M>>> = Vec::new();
-    let mut more = vec![[0; RECORD_LEN]; M::MORE];
-    while listing.wants_more() {
-        let (record, file) = Record::receive(wire).await?;
-        for bytes in &mut more {
-            (*bytes, _) = wire.receive().await?;
+    let mut extra_records = vec![[0; RECORD_LEN]; M::EXTRA_RECORDS];
+    while parser.is_incomplete() {
+        let (record, file) = Record::receive(socket).await?;
+        for bytes in &mut extra_records {
+            (*bytes, _) = socket.receive().await?;
         }
-        let (description, bytes) = M::check_description(file, &more)?;
-        let record = listing.push(record, bytes)?;
+        let (description, bytes) = M::check_description(file, &extra_records)?;
+        let record = parser.push(record, bytes)?;
         regions.push(match known.regions.iter().find(|region| region.record == record) {
             // A generation is never reused.
             Some(known) => known.clone(),
@@ -289,13 +290,13 @@ async fn receive<M: Mapping>(wire: &RecordSocket, known: &Mapped<M>) -> Result<M
         });
     }
     regions.sort_unstable_by_key(|region| region.record.addr);
-    Ok(Mapped { version: listing.version(), regions })
+    Ok(Mapped { version: parser.version(), regions })
 }
 
-fn silent() -> Error {
+fn timeout_error() -> Error {
     Error::new(ErrorCode::RpcTimeout, "the owner does not answer on its socket")
 }
 
-fn gone() -> Error {
+fn owner_ended_error() -> Error {
     Error::new(ErrorCode::TransferFail, "the owner of the memory is gone")
 }

@@ -59,13 +59,13 @@ impl fmt::Display for Endpoint {
 pub struct Links<M> {
     open: Mutex<HashMap<String, Weak<Link<M>>>>,
     runtime: Handle,
-    answer_timeout: Duration,
+    response_timeout: Duration,
 }
 
 impl<M: Mapping> Links<M> {
     /// Creates an empty table. Its connections belong to that runtime.
-    pub fn new(runtime: &Handle, answer_timeout: Duration) -> Arc<Self> {
-        Arc::new(Self { open: Mutex::default(), runtime: runtime.clone(), answer_timeout })
+    pub fn new(runtime: &Handle, response_timeout: Duration) -> Arc<Self> {
+        Arc::new(Self { open: Mutex::default(), runtime: runtime.clone(), response_timeout })
     }
 
     /// Returns the link to an owner, with its present regions.
@@ -74,15 +74,15 @@ impl<M: Mapping> Links<M> {
     /// Returns an error if the owner has ended, does not respond, or does not trust this process.
     pub async fn to(&self, socket: &str) -> Result<Arc<Link<M>>> {
         let known = self.open.lock().get(socket).and_then(Weak::upgrade).filter(|link| link.is_alive());
-        let (owned, timeout) = (socket.to_owned(), self.answer_timeout);
-        let work = self.runtime.spawn(async move {
+        let (owned, timeout) = (socket.to_owned(), self.response_timeout);
+        let task = self.runtime.spawn(async move {
             match known {
                 Some(link) => link.refresh().await.map(|()| link),
                 None => Link::open(&owned, timeout).await.map(Arc::new),
             }
         });
-        let ended = |_| Error::new(ErrorCode::TransferFail, "the runtime of the transport has ended");
-        let link = work.await.map_err(ended)??;
+        let runtime_ended = |_| Error::new(ErrorCode::TransferFail, "the runtime of the transport has ended");
+        let link = task.await.map_err(runtime_ended)??;
         self.open.lock().insert(socket.to_owned(), Arc::downgrade(&link));
         Ok(link)
     }
@@ -92,18 +92,18 @@ impl<M: Mapping> Links<M> {
     pub async fn maintain(self: Arc<Self>, interval: Duration) {
         loop {
             tokio::time::sleep(interval).await;
-            let alive: Vec<Arc<Link<M>>> = {
+            let links: Vec<Arc<Link<M>>> = {
                 let mut links = self.open.lock();
                 links.retain(|_, link| link.strong_count() != 0);
                 links.values().filter_map(Weak::upgrade).collect()
             };
-            for link in alive {
+            for link in links {
                 if !link.is_alive() {
-                    link.give_up();
+                    link.close();
                 } else if link.is_stale()
                     && let Err(error) = link.refresh().await
                 {
-                    debug!(%error, "an owner on this host was asked in vain");
+                    debug!(%error, "cannot refresh the regions of an owner on this host");
                 }
             }
         }

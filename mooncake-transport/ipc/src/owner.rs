@@ -14,16 +14,16 @@ use parking_lot::Mutex;
 use rustix::thread::futex;
 use tracing::{debug, warn};
 
-use crate::board::{Board, Page, SLOTS};
 use crate::record::{RECORD_LEN, Record, RegionRecord};
+use crate::shared_words::{CopyCounters, MAX_SLOTS, SlotTable};
 use crate::socket::RecordSocket;
 
 /// Longest wait before a peer's count is checked again, because a process that dies during a copy
 /// wakes no waiter.
-const LOOK_AGAIN: futex::Timespec = futex::Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
+const RECHECK_INTERVAL: futex::Timespec = futex::Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
 
 /// Object that contains the bytes of a region, as peers receive it.
-pub trait Shared: Clone + fmt::Debug + Send + Sync + 'static {
+pub trait SharedObject: Clone + fmt::Debug + Send + Sync + 'static {
     /// True if a device copies for a peer. Such copies continue until the peer's process has ended,
     /// some time after a kill closes its socket.
     const OUTLIVES_SOCKETS: bool = false;
@@ -40,8 +40,8 @@ pub trait Shared: Clone + fmt::Debug + Send + Sync + 'static {
     }
 
     /// Returns the records that follow the record of a region in the object. Their number is that
-    /// of the transport ([`Mapping::MORE`](crate::Mapping::MORE)).
-    fn more(&self) -> Vec<[u8; RECORD_LEN]> {
+    /// of the transport ([`Mapping::EXTRA_RECORDS`](crate::Mapping::EXTRA_RECORDS)).
+    fn extra_records(&self) -> Vec<[u8; RECORD_LEN]> {
         Vec::new()
     }
 
@@ -53,7 +53,7 @@ pub trait Shared: Clone + fmt::Debug + Send + Sync + 'static {
     /// # Safety
     /// The memory is still mapped.
     #[allow(unsafe_code)]
-    unsafe fn cut_off(&self) -> Result<()>;
+    unsafe fn detach(&self) -> Result<()>;
 }
 
 /// Limits of an owner.
@@ -68,9 +68,9 @@ pub struct Limits {
 
 /// Regions of a node, and the peers that map them.
 pub struct Owner<S> {
-    board: Board,
+    slot_table: SlotTable,
     slots: Mutex<Vec<Slot<S>>>,
-    visitors: Mutex<Vec<Arc<Visitor>>>,
+    peers: Mutex<Vec<Arc<PeerProcess>>>,
     /// Lock for the closing of slots, one at a time. Tasks that serve peers do not take it.
     closing: Mutex<()>,
     limits: Limits,
@@ -81,48 +81,49 @@ pub struct Owner<S> {
 
 struct Slot<S> {
     generation: u32,
-    region: Option<Open<S>>,
+    region: Option<PublishedRegion<S>>,
     /// True if a process is stopped in the middle of a copy and may continue one day, so the slot
     /// is not used again.
     retired: bool,
 }
 
 #[derive(Clone)]
-struct Open<S> {
+struct PublishedRegion<S> {
     span: MemorySpan,
     shared: S,
 }
 
 /// Connected peer.
 #[derive(Debug)]
-pub struct Visitor {
-    pub(super) wire: Arc<RecordSocket>,
-    pub(super) page: Page,
+pub struct PeerProcess {
+    pub(super) socket: Arc<RecordSocket>,
+    pub(super) copy_counters: CopyCounters,
 }
 
-impl Visitor {
+impl PeerProcess {
     /// Returns whether the peer touches no memory any more, whatever it has counted.
-    pub(super) fn is_gone<S: Shared>(&self) -> bool {
-        if S::OUTLIVES_SOCKETS { self.wire.has_ended() } else { !self.wire.is_alive() }
+    pub(super) fn has_left<S: SharedObject>(&self) -> bool {
+        if S::OUTLIVES_SOCKETS { self.socket.has_ended() } else { !self.socket.is_alive() }
     }
 
     /// Returns whether the peer reports a copy in progress.
     pub(super) fn is_inside(&self) -> bool {
-        (0..SLOTS)
-            .any(|slot| [0, 1].into_iter().any(|row| self.page.inside(slot, row).load(Ordering::SeqCst) != 0))
+        (0..MAX_SLOTS).any(|slot| {
+            [0, 1].into_iter().any(|row| self.copy_counters.inside(slot, row).load(Ordering::SeqCst) != 0)
+        })
     }
 }
 
 /// Registration of an open region. The drop closes the region, and returns when no peer touches its
 /// memory any more.
 #[derive(Debug)]
-pub struct Seat<S: Shared> {
+pub struct OpenRegion<S: SharedObject> {
     owner: Arc<Owner<S>>,
     slot: usize,
     generation: u32,
 }
 
-impl<S: Shared> Seat<S> {
+impl<S: SharedObject> OpenRegion<S> {
     /// Returns whether the region is still open. A region is withdrawn when a peer is stopped in
     /// the middle of a copy.
     pub fn is_open(&self) -> bool {
@@ -130,22 +131,22 @@ impl<S: Shared> Seat<S> {
     }
 }
 
-impl<S: Shared> Drop for Seat<S> {
+impl<S: SharedObject> Drop for OpenRegion<S> {
     fn drop(&mut self) {
         self.owner.close(self.slot, self.generation);
     }
 }
 
-impl<S: Shared> Owner<S> {
+impl<S: SharedObject> Owner<S> {
     /// Creates an owner without regions.
     ///
     /// # Errors
-    /// Returns an error if no shared memory is available for the board.
+    /// Returns an error if no shared memory is available for the slot table.
     pub fn new(limits: Limits) -> Result<Arc<Self>> {
         Ok(Arc::new(Self {
-            board: Board::new()?,
+            slot_table: SlotTable::new()?,
             slots: Mutex::default(),
-            visitors: Mutex::default(),
+            peers: Mutex::default(),
             closing: Mutex::default(),
             limits,
             clock: SystemClock::new(),
@@ -156,13 +157,13 @@ impl<S: Shared> Owner<S> {
         self.limits.max_served
     }
 
-    pub(super) fn board(&self) -> &Board {
-        &self.board
+    pub(super) fn slot_table(&self) -> &SlotTable {
+        &self.slot_table
     }
 
     /// Opens memory to peers. Returns `None` if it overlaps another region, or if there are too
     /// many regions. The caller keeps the bytes until the result is dropped.
-    pub fn open(self: &Arc<Self>, span: MemorySpan, shared: S) -> Option<Seat<S>> {
+    pub fn open(self: &Arc<Self>, span: MemorySpan, shared: S) -> Option<OpenRegion<S>> {
         let mut slots = self.slots.lock();
         let range = shared.range();
         let others = slots.iter().filter_map(|slot| slot.region.as_ref()).map(|open| open.shared.range());
@@ -175,27 +176,27 @@ impl<S: Shared> Owner<S> {
         }
         let free = slots.iter().position(|slot| slot.region.is_none() && !slot.retired);
         let slot = free.unwrap_or(slots.len());
-        if slot == SLOTS {
+        if slot == MAX_SLOTS {
             debug!(
                 addr = span.addr(),
-                "more than {SLOTS} regions: this one is not opened to peers of this host"
+                "more than {MAX_SLOTS} regions: this one is not opened to peers of this host"
             );
             return None;
         }
         if slot == slots.len() {
             slots.push(Slot { generation: 0, region: None, retired: false });
         }
-        let seat = &mut slots[slot];
-        seat.generation = seat.generation.wrapping_add(1);
-        seat.region = Some(Open { span, shared });
-        let generation = seat.generation;
-        self.board.state(slot).store(generation, Ordering::SeqCst);
-        self.board.version().fetch_add(1, Ordering::SeqCst);
-        Some(Seat { owner: self.clone(), slot, generation })
+        let entry = &mut slots[slot];
+        entry.generation = entry.generation.wrapping_add(1);
+        entry.region = Some(PublishedRegion { span, shared });
+        let generation = entry.generation;
+        self.slot_table.state(slot).store(generation, Ordering::SeqCst);
+        self.slot_table.version().fetch_add(1, Ordering::SeqCst);
+        Some(OpenRegion { owner: self.clone(), slot, generation })
     }
 
     fn is_open(&self, slot: usize, generation: u32) -> bool {
-        self.slots.lock().get(slot).is_some_and(|seat| seat.generation == generation)
+        self.slots.lock().get(slot).is_some_and(|entry| entry.generation == generation)
     }
 
     /// Closes the slot, and returns when no peer touches its memory any more. The transport
@@ -203,45 +204,45 @@ impl<S: Shared> Owner<S> {
     /// a peer in the middle of a copy, but not for a dead one. A stalled peer keeps the file's
     /// pages, and the memory continues without the file.
     fn close(&self, slot: usize, generation: u32) {
-        let _turn = self.closing.lock();
-        let Some(open) = self.refuse(slot, generation) else { return };
-        let stuck = self.drain(slot, &[0, 1], Some(self.limits.drain_timeout));
-        if stuck {
+        let _guard = self.closing.lock();
+        let Some(open) = self.mark_closed(slot, generation) else { return };
+        let is_stalled = self.drain(slot, &[0, 1], Some(self.limits.drain_timeout));
+        if is_stalled {
             warn!(
                 addr = open.span.addr(),
                 "a peer is stopped in the middle of a copy: the memory is cut off from it"
             );
-            self.cut_off(slot, &open);
+            self.detach(slot, &open);
         }
-        self.vacate(slot, stuck);
+        self.free_slot(slot, is_stalled);
     }
 
     /// Closes the slot, if it is still open in that generation.
-    fn refuse(&self, slot: usize, generation: u32) -> Option<Open<S>> {
+    fn mark_closed(&self, slot: usize, generation: u32) -> Option<PublishedRegion<S>> {
         let mut slots = self.slots.lock();
-        let seat = slots.get_mut(slot).filter(|seat| seat.generation == generation)?;
-        seat.generation = generation.wrapping_add(1);
-        self.board.state(slot).store(seat.generation, Ordering::SeqCst);
-        self.board.version().fetch_add(1, Ordering::SeqCst);
-        seat.region.clone()
+        let entry = slots.get_mut(slot).filter(|entry| entry.generation == generation)?;
+        entry.generation = generation.wrapping_add(1);
+        self.slot_table.state(slot).store(entry.generation, Ordering::SeqCst);
+        self.slot_table.version().fetch_add(1, Ordering::SeqCst);
+        entry.region.clone()
     }
 
-    fn vacate(&self, slot: usize, retired: bool) {
-        if let Some(seat) = self.slots.lock().get_mut(slot) {
-            seat.region = None;
-            seat.retired = retired;
+    fn free_slot(&self, slot: usize, retired: bool) {
+        if let Some(entry) = self.slots.lock().get_mut(slot) {
+            entry.region = None;
+            entry.retired = retired;
         }
     }
 
     /// Waits until the rows show no peer in a copy. Returns whether a live one remained at the end.
     fn drain(&self, slot: usize, rows: &[u32], limit: Option<Duration>) -> bool {
         let start = self.clock.now();
-        for visitor in self.visitors() {
+        for peer in self.peers() {
             for row in rows {
-                let inside = visitor.page.inside(slot, *row);
+                let inside = peer.copy_counters.inside(slot, *row);
                 loop {
                     let count = inside.load(Ordering::SeqCst);
-                    if count == 0 || visitor.is_gone::<S>() {
+                    if count == 0 || peer.has_left::<S>() {
                         break;
                     }
                     if limit.is_some_and(|limit| self.clock.now().since(start) >= limit) {
@@ -249,19 +250,19 @@ impl<S: Shared> Owner<S> {
                     }
                     // The last peer to leave wakes this thread. The next iteration handles a
                     // timeout or interruption.
-                    let _ = futex::wait(inside, futex::Flags::empty(), count, Some(&LOOK_AGAIN));
+                    let _ = futex::wait(inside, futex::Flags::empty(), count, Some(&RECHECK_INTERVAL));
                 }
             }
         }
         false
     }
 
-    fn cut_off(&self, slot: usize, open: &Open<S>) {
+    fn detach(&self, slot: usize, open: &PublishedRegion<S>) {
         // SAFETY: the registration is alive or being dropped. Until its drop ends, the memory stays
         // mapped.
         #[allow(unsafe_code)]
-        let cut = unsafe { open.shared.cut_off() };
-        if let Err(error) = cut {
+        let detached = unsafe { open.shared.detach() };
+        if let Err(error) = detached {
             warn!(%error, "it cannot be, so the peer is waited for");
             self.drain(slot, &[0, 1], None);
         }
@@ -269,14 +270,14 @@ impl<S: Shared> Owner<S> {
 
     /// Cuts regions off from peers that have been in one copy since the previous call. Called at
     /// regular intervals, if memory can be cut off. Blocks while the other peers leave.
-    pub fn turn(&self) {
-        let row = self.board.row().load(Ordering::SeqCst);
+    pub fn detach_stalled(&self) {
+        let row = self.slot_table.row().load(Ordering::SeqCst);
         // No copy has been counted in this row since the last turn.
         let old = row.wrapping_add(1);
         let open: Vec<(usize, u32)> = {
             let slots = self.slots.lock();
-            let open = slots.iter().enumerate().filter(|(_, seat)| seat.region.is_some());
-            open.map(|(slot, seat)| (slot, seat.generation)).collect()
+            let open = slots.iter().enumerate().filter(|(_, entry)| entry.region.is_some());
+            open.map(|(slot, entry)| (slot, entry.generation)).collect()
         };
         for (slot, generation) in open {
             // A peer that read the row just before the change is counted correctly, and leaves
@@ -285,59 +286,59 @@ impl<S: Shared> Owner<S> {
                 self.withdraw(slot, generation);
             }
         }
-        self.board.row().store(old, Ordering::SeqCst);
+        self.slot_table.row().store(old, Ordering::SeqCst);
     }
 
     /// Withdraws a region from this transport for good, while other users keep it.
     fn withdraw(&self, slot: usize, generation: u32) {
         // The lock is held to the end, so that the registration and its memory are not dropped
         // before.
-        let _turn = self.closing.lock();
-        let Some(open) = self.refuse(slot, generation) else { return };
+        let _guard = self.closing.lock();
+        let Some(open) = self.mark_closed(slot, generation) else { return };
         warn!(
             addr = open.span.addr(),
             "a peer is stopped in the middle of a copy: the region leaves shared memory"
         );
         self.drain(slot, &[0, 1], Some(self.limits.drain_timeout));
-        self.cut_off(slot, &open);
-        self.vacate(slot, true);
+        self.detach(slot, &open);
+        self.free_slot(slot, true);
     }
 
     /// Adds a new peer. Refuses it if there are too many.
-    pub(super) fn admit(&self, wire: Arc<RecordSocket>) -> Result<Arc<Visitor>> {
-        let visitor = Arc::new(Visitor { wire, page: Page::new()? });
-        let mut visitors = self.visitors.lock();
-        if visitors.len() >= self.limits.max_served {
-            return Err(Error::invalid(format!("{} peers are served already", visitors.len())));
+    pub(super) fn add_peer(&self, socket: Arc<RecordSocket>) -> Result<Arc<PeerProcess>> {
+        let peer = Arc::new(PeerProcess { socket, copy_counters: CopyCounters::new()? });
+        let mut peers = self.peers.lock();
+        if peers.len() >= self.limits.max_served {
+            return Err(Error::invalid(format!("{} peers are served already", peers.len())));
         }
-        visitors.push(visitor.clone());
-        Ok(visitor)
+        peers.push(peer.clone());
+        Ok(peer)
     }
 
     /// Removes a peer that has ended.
-    pub(super) fn dismiss(&self, visitor: &Arc<Visitor>) {
-        self.visitors.lock().retain(|other| !Arc::ptr_eq(other, visitor));
+    pub(super) fn remove_peer(&self, peer: &Arc<PeerProcess>) {
+        self.peers.lock().retain(|other| !Arc::ptr_eq(other, peer));
     }
 
-    fn visitors(&self) -> Vec<Arc<Visitor>> {
-        self.visitors.lock().clone()
+    fn peers(&self) -> Vec<Arc<PeerProcess>> {
+        self.peers.lock().clone()
     }
 
     /// Responds to a request of a peer.
-    pub(super) async fn answer(&self, wire: &RecordSocket) -> Result<()> {
+    pub(super) async fn send_regions(&self, socket: &RecordSocket) -> Result<()> {
         let (version, open) = {
             let slots = self.slots.lock();
-            let open: Vec<(usize, u32, Open<S>)> = slots
+            let open: Vec<(usize, u32, PublishedRegion<S>)> = slots
                 .iter()
                 .enumerate()
-                .filter(|(_, seat)| seat.generation % 2 == 1)
-                .filter_map(|(slot, seat)| Some((slot, seat.generation, seat.region.clone()?)))
+                .filter(|(_, entry)| entry.generation % 2 == 1)
+                .filter_map(|(slot, entry)| Some((slot, entry.generation, entry.region.clone()?)))
                 .collect();
-            (self.board.version().load(Ordering::SeqCst), open)
+            (self.slot_table.version().load(Ordering::SeqCst), open)
         };
         let regions = u32::try_from(open.len()).map_err(|_| Error::invalid("too many regions"))?;
-        Record::Head { regions, version }.send(wire, None).await?;
-        for (slot, generation, Open { span, shared }) in open {
+        Record::Head { regions, version }.send(socket, None).await?;
+        for (slot, generation, PublishedRegion { span, shared }) in open {
             let record = RegionRecord {
                 slot: u32::try_from(slot).map_err(|_| Error::invalid("too many slots"))?,
                 generation,
@@ -345,9 +346,9 @@ impl<S: Shared> Owner<S> {
                 len: span.len as u64,
                 offset: shared.offset_of(span.addr()),
             };
-            Record::Region(record).send(wire, shared.file()).await?;
-            for more in shared.more() {
-                wire.send(&more, None).await?;
+            Record::Region(record).send(socket, shared.file()).await?;
+            for record in shared.extra_records() {
+                socket.send(&record, None).await?;
             }
         }
         Ok(())
@@ -357,21 +358,22 @@ impl<S: Shared> Owner<S> {
 impl<S> fmt::Debug for Owner<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let open = self.slots.lock().iter().filter(|slot| slot.region.is_some()).count();
-        write!(f, "Owner({open} regions, {} peers)", self.visitors.lock().len())
+        write!(f, "Owner({open} regions, {} peers)", self.peers.lock().len())
     }
 }
 
-impl<S: Shared> Owner<S> {
-    /// Calls [`turn`](Self::turn) at that interval for as long as the owner lives.
-    pub async fn keep_turning(owner: Weak<Self>, interval: Duration) {
+impl<S: SharedObject> Owner<S> {
+    /// Calls [`detach_stalled`](Self::detach_stalled) at that interval for as long as the owner
+    /// lives.
+    pub async fn detach_stalled_regularly(owner: Weak<Self>, interval: Duration) {
         loop {
             tokio::time::sleep(interval).await;
             let Some(owner) = owner.upgrade() else { return };
-            if owner.visitors.lock().is_empty() {
+            if owner.peers.lock().is_empty() {
                 continue;
             }
             // The call waits for other processes, and a cut-off touches every page.
-            if tokio::task::spawn_blocking(move || owner.turn()).await.is_err() {
+            if tokio::task::spawn_blocking(move || owner.detach_stalled()).await.is_err() {
                 return;
             }
         }
@@ -386,9 +388,9 @@ mod tests {
     use tokio::net::UnixStream;
 
     #[derive(Clone, Debug)]
-    struct OnDevice(u64);
+    struct DeviceObject(u64);
 
-    impl Shared for OnDevice {
+    impl SharedObject for DeviceObject {
         const OUTLIVES_SOCKETS: bool = true;
 
         fn range(&self) -> Range<u64> {
@@ -400,7 +402,7 @@ mod tests {
         }
 
         #[allow(unsafe_code)]
-        unsafe fn cut_off(&self) -> Result<()> {
+        unsafe fn detach(&self) -> Result<()> {
             Err(Error::invalid("a device's memory"))
         }
     }
@@ -412,22 +414,25 @@ mod tests {
     async fn a_closed_socket_is_not_the_end_of_a_devices_copies() {
         let limits = Limits { drain_timeout: Duration::from_millis(1), max_served: 1 };
         let owner = Owner::new(limits).unwrap();
-        let (ours, theirs) = UnixStream::pair().unwrap();
+        let (own_end, peer_end) = UnixStream::pair().unwrap();
         // The other end is this process, which is alive.
-        let visitor = owner.admit(Arc::new(RecordSocket::new(ours, Trust::SameUser).unwrap())).unwrap();
+        let peer = owner.add_peer(Arc::new(RecordSocket::new(own_end, Trust::SameUser).unwrap())).unwrap();
         let memory = MemorySpan::new(NonNull::<u64>::dangling().cast(), 64);
-        let seat = owner.open(memory, OnDevice(memory.addr())).unwrap();
-        visitor.page.inside(0, 0).fetch_add(1, Ordering::SeqCst);
-        drop(theirs);
-        assert!(!visitor.wire.is_alive() && visitor.is_inside());
-        let (tell, told) = std::sync::mpsc::channel();
+        let region = owner.open(memory, DeviceObject(memory.addr())).unwrap();
+        peer.copy_counters.inside(0, 0).fetch_add(1, Ordering::SeqCst);
+        drop(peer_end);
+        assert!(!peer.socket.is_alive() && peer.is_inside());
+        let (closed_sender, closed) = std::sync::mpsc::channel();
         let closing = std::thread::spawn(move || {
-            drop(seat);
-            let _ = tell.send(());
+            drop(region);
+            let _ = closed_sender.send(());
         });
-        assert!(told.recv_timeout(Duration::from_millis(100)).is_err(), "let go of in the middle of a copy");
-        visitor.page.inside(0, 0).fetch_sub(1, Ordering::SeqCst);
-        told.recv().unwrap();
+        assert!(
+            closed.recv_timeout(Duration::from_millis(100)).is_err(),
+            "let go of in the middle of a copy"
+        );
+        peer.copy_counters.inside(0, 0).fetch_sub(1, Ordering::SeqCst);
+        closed.recv().unwrap();
         closing.join().unwrap();
     }
 }

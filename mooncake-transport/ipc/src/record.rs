@@ -1,15 +1,15 @@
 //! Messages on the socket: records of 64 bytes, little-endian, some with one file descriptor each.
-//! [`Listing`] parses a response, and checks every field.
+//! [`RegionListParser`] parses a response, and checks every field.
 //!
-//! The peer sends [`Record::Ask`]. The first response begins with [`Record::Board`] and
-//! [`Record::Page`]. Every response continues with [`Record::Head`], and as many [`Record::Region`]
-//! as the head announces.
+//! The peer sends [`Record::ListRegions`]. The first response begins with [`Record::SlotTable`] and
+//! [`Record::CopyCounters`]. Every response continues with [`Record::Head`], and as many
+//! [`Record::Region`] as the head announces.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use mooncake_core::{Error, Result};
 
-use crate::board::SLOTS;
+use crate::shared_words::MAX_SLOTS;
 use crate::socket::RecordSocket;
 
 pub use crate::socket::RECORD_LEN;
@@ -22,16 +22,16 @@ const VERSION: u16 = 1;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Record {
     /// Request for the open regions.
-    Ask,
-    /// Board of the owner, sent with its file.
-    Board,
-    /// Page in which the peer counts its copies, sent with its file.
-    Page,
+    ListRegions,
+    /// Slot table of the owner, sent with its file.
+    SlotTable,
+    /// Counters of the peer's copies in progress, sent with their file.
+    CopyCounters,
     /// Number of regions that follow, and the version of the list.
     Head {
         /// Number of regions that follow.
         regions: u32,
-        /// Version of the board when the response was made.
+        /// Version of the slot table when the response was made.
         version: u32,
     },
     /// Region, sent with its file, or followed by records that describe its object.
@@ -41,7 +41,7 @@ pub enum Record {
 /// Region of an owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RegionRecord {
-    /// Slot of the region on the board.
+    /// Slot of the region in the slot table.
     pub slot: u32,
     /// Generation of the slot while the region is open, an odd number.
     pub generation: u32,
@@ -62,22 +62,22 @@ impl RegionRecord {
 
 impl Record {
     /// Sends the record, with a file descriptor if it takes one.
-    pub(super) async fn send(self, wire: &RecordSocket, fd: Option<BorrowedFd<'_>>) -> Result<()> {
-        wire.send(&self.encode(), fd).await
+    pub(super) async fn send(self, socket: &RecordSocket, fd: Option<BorrowedFd<'_>>) -> Result<()> {
+        socket.send(&self.encode(), fd).await
     }
 
     /// Receives the next record, and the file descriptor that came with it.
-    pub(super) async fn receive(wire: &RecordSocket) -> Result<(Self, Option<OwnedFd>)> {
-        let (bytes, fd) = wire.receive().await?;
+    pub(super) async fn receive(socket: &RecordSocket) -> Result<(Self, Option<OwnedFd>)> {
+        let (bytes, fd) = socket.receive().await?;
         Ok((Self::decode(&bytes)?, fd))
     }
 
     /// Encodes the record.
     pub fn encode(&self) -> [u8; RECORD_LEN] {
         let (kind, a, b, words) = match *self {
-            Record::Ask => (1u16, 0, 0, [0; 3]),
-            Record::Board => (2, 0, 0, [0; 3]),
-            Record::Page => (3, 0, 0, [0; 3]),
+            Record::ListRegions => (1u16, 0, 0, [0; 3]),
+            Record::SlotTable => (2, 0, 0, [0; 3]),
+            Record::CopyCounters => (3, 0, 0, [0; 3]),
             Record::Head { regions, version } => (4, regions, version, [0; 3]),
             Record::Region(r) => (5, r.slot, r.generation, [r.addr, r.len, r.offset]),
         };
@@ -108,9 +108,9 @@ impl Record {
             return Err(Error::invalid("a record with something in its unused bytes"));
         }
         match short(6) {
-            1 => Ok(Record::Ask),
-            2 => Ok(Record::Board),
-            3 => Ok(Record::Page),
+            1 => Ok(Record::ListRegions),
+            2 => Ok(Record::SlotTable),
+            3 => Ok(Record::CopyCounters),
             4 => Ok(Record::Head { regions: word(8), version: word(12) }),
             5 => Ok(Record::Region(RegionRecord {
                 slot: word(8),
@@ -126,13 +126,13 @@ impl Record {
 
 /// Regions of one response, as they arrive.
 #[derive(Debug)]
-pub struct Listing {
+pub struct RegionListParser {
     version: u32,
     expected: usize,
     regions: Vec<RegionRecord>,
 }
 
-impl Listing {
+impl RegionListParser {
     /// Begins with the head of a response. Returns `Invalid` if it announces more regions than
     /// possible.
     pub fn begin(head: Record) -> Result<Self> {
@@ -140,9 +140,9 @@ impl Listing {
             return Err(Error::invalid(format!("malformed response: expected a head, received {head:?}")));
         };
         let expected = regions as usize;
-        if expected > SLOTS {
+        if expected > MAX_SLOTS {
             return Err(Error::invalid(format!(
-                "malformed response: too many regions. regions={expected} max={SLOTS}"
+                "malformed response: too many regions. regions={expected} max={MAX_SLOTS}"
             )));
         }
         Ok(Self { version, expected, regions: Vec::with_capacity(expected) })
@@ -154,7 +154,7 @@ impl Listing {
     }
 
     /// Returns whether more regions follow.
-    pub fn wants_more(&self) -> bool {
+    pub fn is_incomplete(&self) -> bool {
         self.regions.len() < self.expected
     }
 
@@ -165,7 +165,7 @@ impl Listing {
             return Err(Error::invalid(format!("{record:?} instead of a region")));
         };
         let RegionRecord { slot, generation, addr, len, offset } = region;
-        if slot as usize >= SLOTS || generation % 2 == 0 {
+        if slot as usize >= MAX_SLOTS || generation % 2 == 0 {
             return Err(Error::invalid(format!("a region in slot {slot}, generation {generation}")));
         }
         if addr == 0 || len == 0 || addr.checked_add(len).is_none() {
@@ -178,7 +178,7 @@ impl Listing {
         if let Some(other) = other {
             return Err(Error::invalid(format!("{region:?} is in the way of {other:?}")));
         }
-        if !self.wants_more() {
+        if !self.is_incomplete() {
             return Err(Error::invalid("more regions than were announced"));
         }
         self.regions.push(region);
@@ -196,9 +196,9 @@ mod tests {
     #[test]
     fn records_come_back() {
         for record in [
-            Record::Ask,
-            Record::Board,
-            Record::Page,
+            Record::ListRegions,
+            Record::SlotTable,
+            Record::CopyCounters,
             Record::Head { regions: 2, version: u32::MAX },
             Record::Region(REGION),
         ] {
@@ -207,21 +207,24 @@ mod tests {
     }
 
     #[test]
-    fn malformed_records_are_named() {
-        let good = Record::Ask.encode();
+    fn malformed_record_error_states_cause() {
+        let valid = Record::ListRegions.encode();
         for (at, word) in [(0, "begins"), (4, "version"), (6, "kind"), (63, "unused")] {
-            let mut bad = good;
-            bad[at] ^= 0x40;
-            assert!(Record::decode(&bad).unwrap_err().message().contains(word), "{at}");
+            let mut invalid = valid;
+            invalid[at] ^= 0x40;
+            assert!(Record::decode(&invalid).unwrap_err().message().contains(word), "{at}");
         }
     }
 
     #[test]
     fn listings_are_checked() {
         let head = |regions| Record::Head { regions, version: 1 };
-        assert!(Listing::begin(head(u32::MAX)).is_err() && Listing::begin(Record::Ask).is_err());
-        let mut listing = Listing::begin(head(2)).unwrap();
-        for bad in [
+        assert!(
+            RegionListParser::begin(head(u32::MAX)).is_err()
+                && RegionListParser::begin(Record::ListRegions).is_err()
+        );
+        let mut parser = RegionListParser::begin(head(2)).unwrap();
+        for invalid in [
             RegionRecord { slot: u32::MAX, ..REGION },
             RegionRecord { generation: 6, ..REGION },
             RegionRecord { addr: 0, ..REGION },
@@ -231,21 +234,21 @@ mod tests {
             RegionRecord { offset: 8193, ..REGION },
             RegionRecord { offset: u64::MAX, ..REGION },
         ] {
-            assert!(listing.push(Record::Region(bad), 12288).is_err(), "{bad:?}");
+            assert!(parser.push(Record::Region(invalid), 12288).is_err(), "{invalid:?}");
         }
-        assert!(listing.push(Record::Page, 12288).is_err());
-        listing.push(Record::Region(REGION), 12288).unwrap();
-        for bad in [
+        assert!(parser.push(Record::CopyCounters, 12288).is_err());
+        parser.push(Record::Region(REGION), 12288).unwrap();
+        for invalid in [
             RegionRecord { addr: 0x9000, ..REGION },
             RegionRecord { slot: 4, addr: 0x1fff, ..REGION },
             RegionRecord { slot: 4, addr: 1, ..REGION },
         ] {
-            assert!(listing.push(Record::Region(bad), 12288).is_err(), "{bad:?}");
+            assert!(parser.push(Record::Region(invalid), 12288).is_err(), "{invalid:?}");
         }
-        assert!(listing.wants_more());
-        listing.push(Record::Region(RegionRecord { slot: 4, addr: 0x2000, ..REGION }), 12288).unwrap();
-        assert!(!listing.wants_more());
+        assert!(parser.is_incomplete());
+        parser.push(Record::Region(RegionRecord { slot: 4, addr: 0x2000, ..REGION }), 12288).unwrap();
+        assert!(!parser.is_incomplete());
         let more = Record::Region(RegionRecord { slot: 5, addr: 0x8000, ..REGION });
-        assert!(listing.push(more, 12288).is_err());
+        assert!(parser.push(more, 12288).is_err());
     }
 }

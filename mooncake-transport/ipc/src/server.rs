@@ -10,7 +10,7 @@ use mooncake_transport::admission::{ConnectionSlot, Connections, ListenerLimits}
 use tokio::net::{UnixListener, UnixStream};
 use tracing::debug;
 
-use crate::owner::{Owner, Shared, Visitor};
+use crate::owner::{Owner, PeerProcess, SharedObject};
 use crate::record::Record;
 use crate::socket::{RecordSocket, Trust};
 
@@ -19,47 +19,44 @@ use crate::socket::{RecordSocket, Trust};
 ///
 /// # Errors
 /// Returns an error if the system has no such sockets.
-pub fn listen(wire: &str) -> Result<(ParentOnly<UnixListener>, String)> {
+pub fn listen(transport: &str) -> Result<(ParentOnly<UnixListener>, String)> {
     let mut rng = Rng::from_os();
-    let name = format!("mooncake-{wire}-{:016x}{:016x}", rng.next_u64(), rng.next_u64());
+    let name = format!("mooncake-{transport}-{:016x}{:016x}", rng.next_u64(), rng.next_u64());
     let listener = UnixListener::bind(format!("\0{name}"))
         .map_err(|e| Error::from(e).context("the socket for peers of this host"))?;
     Ok((ParentOnly::new(listener), name))
 }
 
 /// Serves peers until the future is dropped.
-pub async fn serve<S: Shared>(
+pub async fn serve<S: SharedObject>(
     owner: Arc<Owner<S>>,
     listener: ParentOnly<UnixListener>,
-    answer_timeout: Duration,
+    response_timeout: Duration,
 ) {
     let mut connections = Connections::new(ListenerLimits {
-        name: "same_host",
-        slots: owner.max_served(),
-        descriptor_share: 16,
-        request: None,
-        idle: Some(answer_timeout),
+        idle: Some(response_timeout),
+        ..ListenerLimits::new("same_host", owner.max_served(), 16)
     });
     loop {
         let (stream, _) = connections.accept(|cx| listener.poll_accept(cx)).await;
         let owner = owner.clone();
         connections.admit(|slot| async move {
-            if let Err(error) = attend(&owner, stream, answer_timeout, &slot).await {
+            if let Err(error) = serve_peer(&owner, stream, response_timeout, &slot).await {
                 debug!(%error, "a peer on this host is turned away");
             }
         });
     }
 }
 
-async fn attend<S: Shared>(
+async fn serve_peer<S: SharedObject>(
     owner: &Arc<Owner<S>>,
     stream: UnixStream,
     limit: Duration,
     slot: &ConnectionSlot,
 ) -> Result<()> {
-    let wire = Arc::new(RecordSocket::new(stream, Trust::SameUser)?);
+    let socket = Arc::new(RecordSocket::new(stream, Trust::SameUser)?);
     // A new peer sends a request at once.
-    if !in_time(limit, ask(&wire)).await? {
+    if !with_timeout(limit, receive_request(&socket)).await? {
         return Ok(());
     }
     // A peer that has received memory keeps its connection until it ends, because it may be in the
@@ -67,63 +64,69 @@ async fn attend<S: Shared>(
     if !slot.work() {
         return Ok(());
     }
-    let mut visitor = Listed { visitor: owner.admit(wire)?, owner, left: false };
-    let result = attend_to(owner, &visitor.visitor, limit).await;
+    let mut served = ServedPeer { peer: owner.add_peer(socket)?, owner, is_finished: false };
+    let result = serve_requests(owner, &served.peer, limit).await;
     // The peer may be in the middle of a copy, so it stays listed until it has closed its end.
-    while !matches!(Record::receive(&visitor.visitor.wire).await, Err(error) if error.kind() != ErrorKind::Invalid)
+    while !matches!(Record::receive(&served.peer.socket).await, Err(error) if error.kind() != ErrorKind::Invalid)
     {
     }
     // The kernel closes the sockets of a killed peer before its devices have finished their work.
-    if S::OUTLIVES_SOCKETS && visitor.visitor.is_inside() {
-        visitor.visitor.wire.ended().await?;
+    if S::OUTLIVES_SOCKETS && served.peer.is_inside() {
+        served.peer.socket.ended().await?;
     }
-    visitor.left = true;
+    served.is_finished = true;
     result
 }
 
-async fn attend_to<S: Shared>(owner: &Owner<S>, visitor: &Visitor, limit: Duration) -> Result<()> {
-    let wire = &visitor.wire;
-    in_time(limit, async {
-        Record::Board.send(wire, Some(owner.board().fd()?)).await?;
-        Record::Page.send(wire, Some(visitor.page.fd()?)).await?;
-        owner.answer(wire).await
+async fn serve_requests<S: SharedObject>(
+    owner: &Owner<S>,
+    peer: &PeerProcess,
+    limit: Duration,
+) -> Result<()> {
+    let socket = &peer.socket;
+    with_timeout(limit, async {
+        Record::SlotTable.send(socket, Some(owner.slot_table().fd()?)).await?;
+        Record::CopyCounters.send(socket, Some(peer.copy_counters.fd()?)).await?;
+        owner.send_regions(socket).await
     })
     .await?;
-    while ask(wire).await? {
-        in_time(limit, owner.answer(wire)).await?;
+    while receive_request(socket).await? {
+        with_timeout(limit, owner.send_regions(socket)).await?;
     }
     Ok(())
 }
 
 /// Waits for a request. Returns false when the other end is closed.
-async fn ask(wire: &RecordSocket) -> Result<bool> {
-    match Record::receive(wire).await {
-        Ok((Record::Ask, None)) => Ok(true),
-        Ok((other, _)) => Err(Error::invalid(format!("malformed request: expected Ask, received {other:?}"))),
+async fn receive_request(socket: &RecordSocket) -> Result<bool> {
+    match Record::receive(socket).await {
+        Ok((Record::ListRegions, None)) => Ok(true),
+        Ok((other, _)) => {
+            Err(Error::invalid(format!("malformed request: expected ListRegions, received {other:?}")))
+        }
         Err(error) if error.kind() == ErrorKind::Invalid => Err(error),
         Err(_) => Ok(false),
     }
 }
 
-async fn in_time<R>(limit: Duration, work: impl Future<Output = Result<R>>) -> Result<R> {
+async fn with_timeout<R>(limit: Duration, work: impl Future<Output = Result<R>>) -> Result<R> {
     tokio::time::timeout(limit, work).await.map_err(|_| Error::invalid("the peer neither asks nor reads"))?
 }
 
 /// Entry of a peer while its connection is served.
-struct Listed<'a, S: Shared> {
-    visitor: Arc<Visitor>,
+struct ServedPeer<'a, S: SharedObject> {
+    peer: Arc<PeerProcess>,
     owner: &'a Arc<Owner<S>>,
-    left: bool,
+    is_finished: bool,
 }
 
-impl<S: Shared> Drop for Listed<'_, S> {
+impl<S: SharedObject> Drop for ServedPeer<'_, S> {
     fn drop(&mut self) {
-        if self.left {
-            self.owner.dismiss(&self.visitor);
+        if self.is_finished {
+            self.owner.remove_peer(&self.peer);
         } else {
             // The server stops. The peer is notified, but may still be in the middle of a copy,
             // which the closing of a region must know.
-            self.visitor.wire.shut_down();
+            self.peer.socket.shut_down();
         }
     }
 }

@@ -4,7 +4,7 @@
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +12,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use mooncake_core::fork::ParentOnly;
 use mooncake_core::{Error, ErrorCode, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{FlockOperation, Mode, SealFlags, chmod, fchmod, fcntl_get_seals, flock};
+use rustix::fs::{
+    CWD, FileType, FlockOperation, Mode, OFlags, SealFlags, chmod, fchmod, fcntl_get_seals, flock, fstat,
+    openat,
+};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, bind, listen, recvmsg, sendmsg,
@@ -32,7 +35,7 @@ pub enum Trust {
     /// Processes of this user, and of root.
     SameUser,
     /// All processes that the socket's permissions admit.
-    Anybody,
+    AnyUser,
 }
 
 /// End of a connection.
@@ -44,23 +47,26 @@ pub struct RecordSocket {
     /// outlive the process.
     process: Option<OwnedFd>,
     /// True if this end is closed.
-    shut: AtomicBool,
+    is_closed: AtomicBool,
 }
 
 impl RecordSocket {
     /// Wraps a connection. Returns `NOT_SUPPORTED` if the other end is not trusted.
     pub fn new(stream: UnixStream, trust: Trust) -> Result<Self> {
-        let theirs = stream.peer_cred().map_err(Error::from)?;
-        let ours = rustix::process::geteuid().as_raw();
-        if trust == Trust::SameUser && theirs.uid() != ours && theirs.uid() != 0 {
+        let peer_credentials = stream.peer_cred().map_err(Error::from)?;
+        let own_user = rustix::process::geteuid().as_raw();
+        if trust == Trust::SameUser && peer_credentials.uid() != own_user && peer_credentials.uid() != 0 {
             return Err(Error::new(
                 ErrorCode::NotSupported,
-                format!("the other end is of user {}, not of {ours}: memory is not shared", theirs.uid()),
+                format!(
+                    "the other end is of user {}, not of {own_user}: memory is not shared",
+                    peer_credentials.uid()
+                ),
             ));
         }
-        let process = theirs.pid().and_then(Pid::from_raw);
+        let process = peer_credentials.pid().and_then(Pid::from_raw);
         let process = process.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
-        Ok(Self { stream: ParentOnly::new(stream), process, shut: AtomicBool::new(false) })
+        Ok(Self { stream: ParentOnly::new(stream), process, is_closed: AtomicBool::new(false) })
     }
 
     /// Returns the stream, for another protocol from here on.
@@ -70,12 +76,12 @@ impl RecordSocket {
 
     /// Returns the process id of the other end, if the kernel reports it.
     pub fn peer_pid(&self) -> Option<i32> {
-        self.stream.peer_cred().ok().and_then(|theirs| theirs.pid())
+        self.stream.peer_cred().ok().and_then(|peer_credentials| peer_credentials.pid())
     }
 
     /// Returns the user of the process at the other end, if the kernel reports it.
     pub fn peer_user(&self) -> Option<u32> {
-        self.stream.peer_cred().ok().map(|theirs| theirs.uid())
+        self.stream.peer_cred().ok().map(|peer_credentials| peer_credentials.uid())
     }
 
     /// Returns whether the other end is alive at this moment. After [`shut_down`](Self::shut_down)
@@ -83,9 +89,9 @@ impl RecordSocket {
     pub fn is_alive(&self) -> bool {
         let stream = PollFd::new(&*self.stream, PollFlags::RDHUP);
         let process = self.process.as_ref().map(|process| PollFd::new(process, PollFlags::IN));
-        let shut = self.shut.load(Ordering::Acquire);
+        let is_closed = self.is_closed.load(Ordering::Acquire);
         let mut both = [process.unwrap_or_else(|| stream.clone()), stream];
-        let ends = match (&self.process, shut) {
+        let ends = match (&self.process, is_closed) {
             (_, false) => &mut both[..],
             (Some(_), true) => &mut both[..1],
             (None, true) => return true,
@@ -119,7 +125,7 @@ impl RecordSocket {
 
     /// Notifies the other end that this end is closed.
     pub fn shut_down(&self) {
-        self.shut.store(true, Ordering::Release);
+        self.is_closed.store(true, Ordering::Release);
         // The call fails only if there is no other end any more.
         let _ = rustix::net::shutdown(&*self.stream, rustix::net::Shutdown::Both);
     }
@@ -151,26 +157,27 @@ impl RecordSocket {
     /// with at most one descriptor, and `Unavailable` at the end of the connection.
     pub async fn receive(&self) -> Result<([u8; RECORD_LEN], Option<OwnedFd>)> {
         let mut bytes = [0; RECORD_LEN];
-        let (got, fd, more) = self
+        let (received, fd, more) = self
             .stream
             .async_io(Interest::READABLE, || {
                 let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
                 let mut control = RecvAncillaryBuffer::new(&mut space);
                 let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-                let got = recvmsg(&*self.stream, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags)?;
+                let received =
+                    recvmsg(&*self.stream, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags)?;
                 // All other descriptors are closed here.
                 let mut fds = control.drain().flat_map(|message| match message {
                     RecvAncillaryMessage::ScmRights(fds) => fds.collect::<Vec<_>>(),
                     _ => Vec::new(),
                 });
                 let fd = fds.next();
-                io::Result::Ok((got.bytes, fd, fds.next().is_some()))
+                io::Result::Ok((received.bytes, fd, fds.next().is_some()))
             })
             .await?;
-        match got {
+        match received {
             0 => Err(Error::new(ErrorCode::TransferFail, "the other end closed the connection")),
             RECORD_LEN if !more => Ok((bytes, fd)),
-            _ => Err(Error::invalid(format!("{got} bytes that are not one record"))),
+            _ => Err(Error::invalid(format!("{received} bytes that are not one record"))),
         }
     }
 }
@@ -202,8 +209,8 @@ pub fn listen_at(path: &Path, mode: u32) -> Result<ParentOnly<UnixListener>> {
         Ok(_) => return Err(Error::invalid(format!("{} is served by another process", path.display()))),
         // A file that is not a socket refuses connections, too.
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            let about = std::fs::symlink_metadata(path).map_err(|error| cannot("what lies at", error))?;
-            if !about.file_type().is_socket() {
+            let metadata = std::fs::symlink_metadata(path).map_err(|error| cannot("what lies at", error))?;
+            if !metadata.file_type().is_socket() {
                 return Err(Error::invalid(format!(
                     "cannot listen at {}: the file exists and is not a socket",
                     path.display()
@@ -225,13 +232,24 @@ pub fn listen_at(path: &Path, mode: u32) -> Result<ParentOnly<UnixListener>> {
     let bind = || {
         fchmod(&socket, Mode::from_raw_mode(mode))?;
         bind(&socket, &SocketAddrUnix::new(path)?)?;
-        chmod(path, Mode::from_raw_mode(mode))?;
+        set_mode(path, mode)?;
         listen(&socket, BACKLOG)
     };
     bind().map_err(|error| cannot("cannot listen at", error.into()))?;
     ParentOnly::new(std::os::unix::net::UnixListener::from(socket))
         .try_map(UnixListener::from_std)
         .map_err(Error::from)
+}
+
+/// Sets the permissions of a socket that this process has just bound, whatever the umask. A link
+/// that another user has put there is not followed.
+fn set_mode(path: &Path, mode: u32) -> rustix::io::Result<()> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let socket_file = openat(CWD, path, flags, Mode::empty())?;
+    if FileType::from_raw_mode(fstat(&socket_file)?.st_mode) != FileType::Socket {
+        return Err(rustix::io::Errno::EXIST);
+    }
+    chmod(format!("/proc/self/fd/{}", socket_file.as_raw_fd()), Mode::from_raw_mode(mode))
 }
 
 /// Maximum number of connections that wait to be accepted.

@@ -7,6 +7,7 @@ use futures::stream::BoxStream;
 use mooncake_core::meta::{Expect, MetaCapabilities, MetaEvent, MetaValue, MetadataBackend, fingerprint};
 use mooncake_core::{Error, ErrorCode, Result};
 
+use crate::token::HttpToken;
 use crate::web::{Reply, Verb, Web, excerpt};
 
 /// Metadata directory behind `GET`, `PUT` and `DELETE` of `<url>?key=<key>`. Runs on a tokio
@@ -23,17 +24,53 @@ pub struct HttpMetadata {
 
 impl HttpMetadata {
     /// Creates a directory at a URL such as `http://host:8080/metadata`. Does not connect yet.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS` for another scheme than `http`.
     pub fn new(url: &str) -> Result<Self> {
+        Self::with_token(url, &HttpToken::default())
+    }
+
+    /// Creates a directory at a URL whose server demands a token.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS` for another scheme than `http`, and for a token that no header can carry.
+    pub fn with_token(url: &str, token: &HttpToken) -> Result<Self> {
+        token.check()?;
         if !url.starts_with("http://") {
             return Err(Error::invalid(format!(
                 "metadata directory {url:?}: only http:// URLs are understood"
             )));
         }
-        Ok(Self { url: url.trim_end_matches('/').to_owned(), web: Web::new() })
+        Ok(Self {
+            url: url.trim_end_matches('/').to_owned(),
+            web: Web::new().authorized(token.authorization()),
+        })
     }
 
     async fn call(&self, verb: Verb, key: &str) -> Result<Reply> {
-        self.web.call(verb, format!("{}?key={}", self.url, escape(key))).await
+        self.web.call(verb, self.url_of(key)).await
+    }
+
+    fn url_of(&self, key: &str) -> String {
+        format!("{}?key={}", self.url, escape(key))
+    }
+
+    /// Returns the error of a response that a metadata server does not send.
+    fn unexpected(&self, verb: &str, key: &str, reply: &Reply) -> Error {
+        let (url, status, text) = (self.url_of(key), reply.status, excerpt(reply));
+        let hint = match status {
+            301..=308 | 404 | 405 => {
+                "; give the URL of a metadata server, whose path is /metadata: http://host:port/metadata"
+            }
+            401 => "; set the token of the server in MC_METADATA_HTTP_TOKEN",
+            _ => "",
+        };
+        let text = if text.is_empty() { text } else { format!(" {text:?}") };
+        Error::new(
+            ErrorCode::RpcFail,
+            format!("cannot access metadata: the server answered {status}{text}. {verb} {url}{hint}"),
+        )
     }
 
     async fn check(&self, key: &str, expect: Expect) -> Result<()> {
@@ -63,7 +100,7 @@ impl MetadataBackend for HttpMetadata {
         match reply.status {
             200 => Ok(Some(MetaValue { revision: fingerprint(&reply.body), value: reply.body.into() })),
             404 => Ok(None),
-            _ => Err(unexpected("GET", key, &reply)),
+            _ => Err(self.unexpected("GET", key, &reply)),
         }
     }
 
@@ -82,7 +119,7 @@ impl MetadataBackend for HttpMetadata {
                 ErrorCode::NoAvailableHandle,
                 format!("cannot set metadata key: the server is full. key={key:?}; {}", excerpt(&reply)),
             )),
-            _ => Err(unexpected("PUT", key, &reply)),
+            _ => Err(self.unexpected("PUT", key, &reply)),
         }
     }
 
@@ -91,7 +128,7 @@ impl MetadataBackend for HttpMetadata {
         match reply.status {
             200 => Ok(true),
             404 => Ok(false),
-            _ => Err(unexpected("DELETE", key, &reply)),
+            _ => Err(self.unexpected("DELETE", key, &reply)),
         }
     }
 
@@ -102,14 +139,6 @@ impl MetadataBackend for HttpMetadata {
     async fn watch(&self, _prefix: &str) -> Result<BoxStream<'static, MetaEvent>> {
         Err(Error::new(ErrorCode::NotSupported, "HTTP metadata servers cannot be watched"))
     }
-}
-
-fn unexpected(verb: &str, key: &str, reply: &Reply) -> Error {
-    let text = excerpt(reply);
-    Error::new(
-        ErrorCode::RpcFail,
-        format!("the metadata server answered {} to {verb} of {key:?}: {text}", reply.status),
-    )
 }
 
 /// Escapes everything but letters, digits and `-._~` as `%XX`. One of the servers compares keys
@@ -135,6 +164,51 @@ mod tests {
     fn keys_are_escaped_whole() {
         assert_eq!(escape("mooncake/ram/host:1"), "mooncake%2Fram%2Fhost%3A1");
         assert_eq!(escape("aZ9-._~ é+&"), "aZ9-._~%20%C3%A9%2B%26");
+    }
+
+    /// Answers every request with this status, and a text.
+    fn server(status: &'static str) -> String {
+        use std::io::{BufRead, BufReader, Read, Write};
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = listener.local_addr().unwrap().to_string();
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let mut stream = BufReader::new(stream.unwrap());
+                let (mut line, mut len) = (String::new(), 0);
+                while stream.read_line(&mut line).unwrap() > 2 {
+                    if let Some((_, text)) =
+                        line.split_once(": ").filter(|(name, _)| name.eq_ignore_ascii_case("content-length"))
+                    {
+                        len = text.trim().parse().unwrap();
+                    }
+                    line.clear();
+                }
+                stream.read_exact(&mut vec![0; len]).unwrap();
+                let answer =
+                    format!("HTTP/1.1 {status}\r\nContent-Length: 4\r\nConnection: close\r\n\r\ntext");
+                stream.get_mut().write_all(answer.as_bytes()).unwrap();
+            }
+        });
+        at
+    }
+
+    #[tokio::test]
+    #[cfg_attr(miri, ignore = "connects with a timeout, which needs poll")]
+    async fn an_unexpected_status_names_the_url_and_the_path_that_is_right() {
+        for (status, has_hint) in [("404 Not Found", true), ("405 No", true), ("500 Broken", false)] {
+            let at = server(status);
+            let metadata = HttpMetadata::new(&format!("http://{at}/meta")).unwrap();
+            let error = metadata.put("a/b", "1".into(), Expect::Any).await.unwrap_err().to_string();
+            let url = format!("PUT http://{at}/meta?key=a%2Fb");
+            assert!(error.contains(&url) && error.contains(&status[..3]), "{error}");
+            assert_eq!(error.contains("http://host:port/metadata"), has_hint, "{error}");
+        }
+        let at = server("500 Broken");
+        let metadata = HttpMetadata::new(&format!("http://{at}/metadata")).unwrap();
+        assert!(
+            metadata.get("k").await.unwrap_err().to_string().contains(&format!("GET http://{at}/metadata"))
+        );
+        assert!(metadata.delete("k").await.unwrap_err().to_string().contains("DELETE http://"));
     }
 
     #[test]

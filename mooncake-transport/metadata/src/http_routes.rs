@@ -7,15 +7,23 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Bytes;
-use axum::extract::{DefaultBodyLimit, RawQuery, State as Extract};
-use axum::http::{StatusCode, header};
+use axum::extract::rejection::BytesRejection;
+use axum::extract::{DefaultBodyLimit, RawQuery, Request, State as Extract};
+use axum::http::{HeaderValue, Method, StatusCode, header};
+use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use mooncake_core::meta::{Expect, MetadataBackend};
-use mooncake_core::{ErrorKind, Result};
+use mooncake_core::meta::{Expect, MemoryLimits, MetadataBackend};
+use mooncake_core::settings::Setting;
+use mooncake_core::settings::values::{Parsed, any, within};
+use mooncake_core::{Error, ErrorKind, Result, set, settings};
+use mooncake_transport::bind_address::loopback_address;
 use mooncake_transport::http_server::parameter;
 use serde::Deserialize;
 use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
+
+use crate::token::HttpToken;
 
 type Shared = Extract<Arc<State>>;
 
@@ -23,7 +31,7 @@ type Shared = Extract<Arc<State>>;
 pub trait Owners: Debug + Send + Sync + 'static {
     /// Returns whether the owner of this name is certainly dead, so that another process may take
     /// the name.
-    fn is_gone(&self, name: &str) -> bool;
+    fn is_dead(&self, name: &str) -> bool;
 
     /// Records that another process has this name now.
     fn taken(&self, name: &str);
@@ -34,7 +42,7 @@ pub trait Owners: Debug + Send + Sync + 'static {
 
 /// No information about owners.
 impl Owners for () {
-    fn is_gone(&self, _name: &str) -> bool {
+    fn is_dead(&self, _name: &str) -> bool {
         false
     }
 
@@ -56,11 +64,120 @@ const PROBE: Duration = Duration::from_millis(500);
 
 /// Returns the routes: `GET`, `PUT` and `DELETE` of `/metadata?key=..`, and `GET` of `/health`.
 pub fn pages(metadata: Arc<dyn MetadataBackend>, owners: Arc<dyn Owners>) -> Router {
+    pages_with(metadata, owners, &PageOptions::default())
+}
+
+/// Returns the routes as [`pages`] does, with options. `/health` needs no token.
+pub fn pages_with(
+    metadata: Arc<dyn MetadataBackend>,
+    owners: Arc<dyn Owners>,
+    options: &PageOptions,
+) -> Router {
+    let mut entries = get(read).put(write).delete(remove);
+    if let Some(count) = options.concurrent_puts {
+        let permits = Arc::new(Semaphore::new(count.clamp(1, Semaphore::MAX_PERMITS)));
+        entries = entries.layer(from_fn_with_state(permits, limit_puts));
+    }
+    if !options.token.is_empty() {
+        entries = entries.layer(from_fn_with_state(options.token.clone(), authorize));
+    }
     Router::new()
-        .route("/metadata", get(read).put(write).delete(remove))
+        .route("/metadata", entries)
         .route("/health", get(async || "OK"))
-        .layer(DefaultBodyLimit::max(MAX_VALUE))
+        .layer(DefaultBodyLimit::max(options.max_value))
         .with_state(Arc::new(State { metadata, owners }))
+}
+
+/// Options of the routes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PageOptions {
+    /// Token that each request for an entry must have (none).
+    pub token: HttpToken,
+    /// Maximum length of a value in bytes (16 MiB).
+    pub max_value: usize,
+    /// Maximum number of `PUT` requests in progress (no limit). Others wait.
+    pub concurrent_puts: Option<usize>,
+}
+
+impl Default for PageOptions {
+    fn default() -> Self {
+        Self { token: HttpToken::default(), max_value: MAX_VALUE, concurrent_puts: None }
+    }
+}
+
+/// Settings of a metadata server that is a program of its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServerSettings {
+    /// Options of the routes.
+    pub pages: PageOptions,
+    /// Limits of the entries.
+    pub limits: MemoryLimits,
+    /// True if a server without a token may listen at addresses that other hosts reach (false).
+    pub allow_insecure: bool,
+}
+
+impl Default for ServerSettings {
+    fn default() -> Self {
+        Self { pages: PageOptions::default(), limits: MemoryLimits::SERVER, allow_insecure: false }
+    }
+}
+
+impl ServerSettings {
+    /// Checks that a server may listen at a host.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS` for a host that is not loopback, without a token and without
+    /// [`allow_insecure`](Self::allow_insecure); and for a token that no header can carry.
+    pub fn check(&self, host: &str) -> Result<()> {
+        self.pages.token.check()?;
+        if !self.pages.token.is_empty() || self.allow_insecure || loopback_address(host).is_some() {
+            return Ok(());
+        }
+        Err(Error::invalid(format!(
+            "the metadata server refuses to bind {host}: other hosts could read and change every \
+             entry; set a token in MC_METADATA_HTTP_TOKEN, listen at --host=127.0.0.1, or set \
+             MC_METADATA_HTTP_ALLOW_INSECURE=1"
+        )))
+    }
+}
+
+/// Every variable of a metadata server that is a program of its own.
+pub const VARIABLES: &[Setting<ServerSettings>] = settings! {
+    /// Token that requests for entries must have, as `Authorization: Bearer <token>`
+    MC_METADATA_HTTP_TOKEN: "" => set!(pages.token = any),
+    /// Listen without a token at addresses that other hosts reach: 1, true, yes or on
+    MC_METADATA_HTTP_ALLOW_INSECURE: ""
+        => set!(|server, text| server.allow_insecure = ["1", "true", "yes", "on"].iter().any(|on| text.eq_ignore_ascii_case(on))),
+    /// Maximum number of entries
+    MC_METADATA_MAX_KEYS: "262144" => set!(limits.entries = positive),
+    /// Maximum number of bytes of all keys and values
+    MC_METADATA_MAX_TOTAL_BYTES: "1073741824" => set!(limits.bytes = positive),
+    /// Maximum number of bytes of a value
+    MC_METADATA_MAX_BODY_BYTES: "16777216" => set!(pages.max_value = positive),
+    /// Maximum number of values that are received at once; others wait; no limit without it
+    MC_METADATA_MAX_CONCURRENT_PUTS: ""
+        => set!(|server, text| server.pages.concurrent_puts = Some(positive(text)?)),
+};
+
+fn positive(text: &str) -> Parsed<usize> {
+    within(text, 1, usize::MAX)
+}
+
+/// Refuses a request without the token, before its key is examined.
+async fn authorize(Extract(token): Extract<HttpToken>, request: Request, next: Next) -> Response {
+    let given = request.headers().get(header::AUTHORIZATION).map(HeaderValue::as_bytes);
+    if token.accepts(given) {
+        return next.run(request).await;
+    }
+    (StatusCode::UNAUTHORIZED, [(header::WWW_AUTHENTICATE, "Bearer")], "unauthorized").into_response()
+}
+
+/// Lets a `PUT` request wait until fewer are in progress.
+async fn limit_puts(Extract(permits): Extract<Arc<Semaphore>>, request: Request, next: Next) -> Response {
+    let is_put = request.method() == Method::PUT;
+    // The semaphore is never closed.
+    let _permit = if is_put { permits.acquire().await.ok() } else { None };
+    next.run(request).await
 }
 
 async fn read(Extract(state): Shared, RawQuery(query): RawQuery) -> Response {
@@ -75,10 +192,21 @@ async fn read(Extract(state): Shared, RawQuery(query): RawQuery) -> Response {
     }
 }
 
-async fn write(Extract(state): Shared, RawQuery(query): RawQuery, body: Bytes) -> Response {
+async fn write(
+    Extract(state): Shared,
+    RawQuery(query): RawQuery,
+    body: Result<Bytes, BytesRejection>,
+) -> Response {
     let key = match key(query) {
         Ok(key) => key,
         Err(refusal) => return refusal,
+    };
+    let body = match body {
+        Ok(body) => body,
+        Err(refused) if refused.status() == StatusCode::PAYLOAD_TOO_LARGE => {
+            return (StatusCode::PAYLOAD_TOO_LARGE, "request body too large").into_response();
+        }
+        Err(refused) => return refused.into_response(),
     };
     match put(&state, &key, body).await {
         Ok(said) => said.into_response(),
@@ -110,7 +238,7 @@ async fn put(state: &State, key: &str, value: Bytes) -> Result<&'static str> {
     if found.value == value {
         return Ok("metadata unchanged");
     }
-    if !state.owners.is_gone(name) && !same_process_again(&found.value, &value).await {
+    if !state.owners.is_dead(name) && !same_process_again(&found.value, &value).await {
         return Err(refused);
     }
     // Exactly one of several candidates succeeds.

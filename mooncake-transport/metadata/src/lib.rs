@@ -14,8 +14,10 @@ pub mod redis;
 pub mod rocksdb;
 mod services;
 mod settings;
+mod token;
 #[cfg(any(feature = "metadata-http", feature = "metadata-etcd"))]
 mod web;
 
 pub use services::{connect, open_etcd, open_folder};
 pub use settings::{DirectoryOptions, FOLDER, P2P, RedisLogin};
+pub use token::HttpToken;

@@ -63,8 +63,8 @@ impl RedisMetadata {
     }
 
     async fn connect(&self) -> Result<MultiplexedConnection> {
-        let mut kept = self.connection.lock().await;
-        if let Some(connection) = &*kept {
+        let mut cached = self.connection.lock().await;
+        if let Some(connection) = &*cached {
             return Ok(connection.clone());
         }
         let config = AsyncConnectionConfig::new()
@@ -72,7 +72,7 @@ impl RedisMetadata {
             .set_response_timeout(Some(ANSWER));
         let connection = self.client.get_multiplexed_async_connection_with_config(&config).await;
         let connection = connection.map_err(|error| failed(&self.at, error))?;
-        *kept = Some(connection.clone());
+        *cached = Some(connection.clone());
         Ok(connection)
     }
 
@@ -84,11 +84,11 @@ impl RedisMetadata {
             match command.query_async(&mut connection).await {
                 Ok(answer) => return Ok(answer),
                 Err(error) => {
-                    let gone = error.is_unrecoverable_error();
-                    if gone {
+                    let is_broken = error.is_unrecoverable_error();
+                    if is_broken {
                         *self.connection.lock().await = None;
                     }
-                    if !(gone && std::mem::take(&mut again)) {
+                    if !(is_broken && std::mem::take(&mut again)) {
                         return Err(failed(&self.at, error));
                     }
                 }

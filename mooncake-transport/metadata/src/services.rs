@@ -7,10 +7,10 @@ use mooncake_core::meta::{Leases, MetaKeys, MetadataBackend};
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_transport::Directory;
 
-use crate::settings::{DirectoryOptions, FOLDER, P2P, RedisLogin};
+use crate::settings::{DirectoryOptions, FOLDER, P2P};
 
 /// Constructor of a backend from a connection string.
-type Open = fn(&str, &RedisLogin) -> Result<Arc<dyn MetadataBackend>>;
+type Open = fn(&str, &DirectoryOptions) -> Result<Arc<dyn MetadataBackend>>;
 
 /// Metadata service.
 struct Service {
@@ -38,14 +38,14 @@ macro_rules! service {
 }
 
 const SERVICES: [Service; 4] = [
-    service!("http", "http://host:port/metadata", "metadata-http", |text, _| {
-        Ok(Arc::new(crate::http::HttpMetadata::new(text)?))
+    service!("http", "http://host:port/metadata", "metadata-http", |text, options| {
+        Ok(Arc::new(crate::http::HttpMetadata::with_token(text, &options.token)?))
     }),
     service!("etcd", "etcd://host:port", "metadata-etcd", |text, _| {
         Ok(Arc::new(crate::etcd::EtcdMetadata::new(text)?))
     }),
-    service!("redis", "redis://host:port", "metadata-redis", |text, login| {
-        Ok(Arc::new(crate::redis::RedisMetadata::new(text, login)?))
+    service!("redis", "redis://host:port", "metadata-redis", |text, options| {
+        Ok(Arc::new(crate::redis::RedisMetadata::new(text, &options.redis)?))
     }),
     service!("rocksdb", "rocksdb:///path", "metadata-rocksdb", |text, _| {
         Ok(Arc::new(crate::rocksdb::RocksMetadata::open(text)?))
@@ -69,7 +69,7 @@ pub fn connect(text: &str, options: &DirectoryOptions) -> Result<Directory> {
     }
     // As in Mooncake C++, a string without a scheme selects etcd.
     let scheme = text.split_once("://").map_or("etcd", |(scheme, _)| scheme);
-    let backend = open(text, scheme, &options.redis)?;
+    let backend = open(text, scheme, options)?;
     let keys = MetaKeys::new(&options.cluster_id);
     let keys = if scheme == "http" { keys } else { keys.with_newline() };
     Ok(Directory::Metadata { backend, keys })
@@ -85,7 +85,7 @@ pub fn open_folder(url: &str) -> Result<Arc<dyn MetadataBackend>> {
     if !url.starts_with(FOLDER) {
         return Err(Error::invalid(format!("{url:?}: expected {FOLDER} and an absolute path")));
     }
-    open(url, "rocksdb", &RedisLogin::default())
+    open(url, "rocksdb", &DirectoryOptions::default())
 }
 
 /// Opens a directory with leases in etcd: `host:port`, or several separated by commas or
@@ -102,10 +102,10 @@ pub fn open_etcd(endpoints: &str) -> Result<Arc<dyn Leases>> {
 }
 
 /// Opens the metadata service of a connection string with this scheme.
-fn open(text: &str, scheme: &str, login: &RedisLogin) -> Result<Arc<dyn MetadataBackend>> {
+fn open(text: &str, scheme: &str, options: &DirectoryOptions) -> Result<Arc<dyn MetadataBackend>> {
     let service = SERVICES.iter().find(|service| service.scheme == scheme);
     match service.and_then(|service| service.open) {
-        Some(open) => open(text, login),
+        Some(open) => open(text, options),
         None => Err(not_built_in(text, scheme)),
     }
 }

@@ -1,5 +1,7 @@
 //! Connection strings and options of the metadata services.
 
+use crate::token::HttpToken;
+
 /// Connection string of [`Directory::P2p`](mooncake_transport::Directory::P2p).
 pub const P2P: &str = "P2PHANDSHAKE";
 /// Scheme of a metadata directory in a folder of this host, for the state of one process.
@@ -13,6 +15,8 @@ pub struct DirectoryOptions {
     pub cluster_id: String,
     /// Credentials for a directory in Redis.
     pub redis: RedisLogin,
+    /// Token of an HTTP metadata server.
+    pub token: HttpToken,
 }
 
 /// Credentials and database number for a Redis server.

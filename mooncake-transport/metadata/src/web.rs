@@ -1,5 +1,7 @@
 //! HTTP requests of the metadata directories that use HTTP.
 
+use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -15,6 +17,18 @@ const MAX_RESPONSE: u64 = 32 << 20;
 #[derive(Clone, Debug)]
 pub(crate) struct Web {
     agent: ureq::Agent,
+    /// Value of the header `Authorization`.
+    authorization: Authorization,
+}
+
+/// Value of the header `Authorization`, which is a secret.
+#[derive(Clone, Default)]
+struct Authorization(Option<Arc<str>>);
+
+impl fmt::Debug for Authorization {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_some() { "authorized" } else { "not authorized" })
+    }
 }
 
 pub(crate) struct Reply {
@@ -53,7 +67,13 @@ impl Web {
             // Proxies in the environment are for other networks.
             .proxy(None)
             .build();
-        Self { agent: config.new_agent() }
+        Self { agent: config.new_agent(), authorization: Authorization::default() }
+    }
+
+    /// Sends this value of the header `Authorization` with each request.
+    #[allow(dead_code, reason = "the metadata service over HTTP alone uses it")]
+    pub(crate) fn authorized(self, value: Option<String>) -> Self {
+        Self { authorization: Authorization(value.map(Into::into)), ..self }
     }
 
     #[allow(dead_code, reason = "the metadata service in etcd alone uses it")]
@@ -64,11 +84,11 @@ impl Web {
     /// Sends a request from a thread that may block. Needs a tokio runtime.
     pub(crate) async fn call(&self, verb: Verb, url: String) -> Result<Reply> {
         let what = format!("{} {url}", verb.name());
-        let agent = self.agent.clone();
+        let (agent, authorization) = (self.agent.clone(), self.authorization.clone());
         let runtime = tokio::runtime::Handle::try_current().map_err(|_| {
             Error::invalid("a metadata directory over HTTP needs a tokio runtime, and there is none here")
         })?;
-        let reply = runtime.spawn_blocking(move || request(&agent, verb, &url)).await;
+        let reply = runtime.spawn_blocking(move || request(&agent, &authorization, verb, &url)).await;
         match reply {
             Ok(Ok(reply)) => Ok(reply),
             Ok(Err(error)) => Err(failed(error).context(what)),
@@ -79,16 +99,28 @@ impl Web {
     }
 }
 
-fn request(agent: &ureq::Agent, verb: Verb, url: &str) -> std::result::Result<Reply, ureq::Error> {
+fn request(
+    agent: &ureq::Agent,
+    authorization: &Authorization,
+    verb: Verb,
+    url: &str,
+) -> std::result::Result<Reply, ureq::Error> {
     const JSON: &str = "application/json";
     let mut response = match verb {
-        Verb::Get => agent.get(url).call(),
-        Verb::Put(value) => agent.put(url).content_type(JSON).send(&value[..]),
-        Verb::Post(value) => agent.post(url).content_type(JSON).send(&value[..]),
-        Verb::Delete => agent.delete(url).call(),
+        Verb::Get => authorized(agent.get(url), authorization).call(),
+        Verb::Put(value) => authorized(agent.put(url), authorization).content_type(JSON).send(&value[..]),
+        Verb::Post(value) => authorized(agent.post(url), authorization).content_type(JSON).send(&value[..]),
+        Verb::Delete => authorized(agent.delete(url), authorization).call(),
     }?;
     let body = response.body_mut().with_config().limit(MAX_RESPONSE).read_to_vec()?;
     Ok(Reply { status: response.status().as_u16(), body })
+}
+
+fn authorized<B>(request: ureq::RequestBuilder<B>, authorization: &Authorization) -> ureq::RequestBuilder<B> {
+    match &authorization.0 {
+        Some(value) => request.header("Authorization", &**value),
+        None => request,
+    }
 }
 
 fn failed(error: ureq::Error) -> Error {

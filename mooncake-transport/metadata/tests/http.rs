@@ -99,9 +99,9 @@ async fn handshake_addresses_are_never_overwritten() {
 
 #[tokio::test]
 async fn an_absent_or_broken_server_is_an_error_with_its_address() {
-    let gone = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let at = gone.local_addr().unwrap();
-    drop(gone);
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let at = listener.local_addr().unwrap();
+    drop(listener);
     let backend = HttpMetadata::new(&format!("http://{at}/metadata")).unwrap();
     let error = backend.get("k").await.unwrap_err();
     assert!(error.kind() == ErrorKind::Unavailable && error.to_string().contains(&at.to_string()), "{error}");
@@ -164,7 +164,8 @@ async fn the_client_conforms_on_a_real_server() {
 mod own_server {
     use super::*;
     use mooncake_core::meta::{MemoryLimits, MemoryMetadata};
-    use mooncake_metadata::http_routes::{self, Owners};
+    use mooncake_core::settings::apply;
+    use mooncake_metadata::http_routes::{self, Owners, PageOptions, ServerSettings, VARIABLES};
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     /// Counts the entries that were refused.
@@ -172,7 +173,7 @@ mod own_server {
     struct Refused(AtomicUsize);
 
     impl Owners for Refused {
-        fn is_gone(&self, _name: &str) -> bool {
+        fn is_dead(&self, _name: &str) -> bool {
             false
         }
 
@@ -197,6 +198,120 @@ mod own_server {
         let pages = http_routes::pages(metadata.clone(), refused.clone());
         tokio::spawn(async move { axum::serve(listener, pages).await });
         (url, metadata, refused)
+    }
+
+    async fn with(options: PageOptions) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/metadata", listener.local_addr().unwrap());
+        let pages = http_routes::pages_with(Arc::new(MemoryMetadata::new()), Arc::new(()), &options);
+        tokio::spawn(async move { axum::serve(listener, pages).await });
+        url
+    }
+
+    /// Sends a request, and returns the status and the body of the response.
+    async fn raw(url: &str, method: &str, query: &str, headers: &str, body: &[u8]) -> (u16, String) {
+        let at = url.strip_prefix("http://").unwrap().strip_suffix("/metadata").unwrap();
+        let mut stream = TcpStream::connect(at).await.unwrap();
+        let head = format!(
+            "{method} /metadata{query} HTTP/1.1\r\nHost: h\r\nConnection: close\r\nContent-Length: {}\r\n{headers}\r\n",
+            body.len()
+        );
+        stream.write_all(&[head.as_bytes(), body].concat()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        let status = answer.split(' ').nth(1).unwrap().parse().unwrap();
+        (status, answer.rsplit_once("\r\n\r\n").unwrap().1.to_owned())
+    }
+
+    #[tokio::test]
+    async fn a_token_opens_every_method() {
+        let url = with(PageOptions { token: "secret".into(), ..PageOptions::default() }).await;
+        let right = HttpMetadata::with_token(&url, &"secret".into()).unwrap();
+        mooncake_core::testkit::meta::check(Arc::new(right)).await;
+        for wrong in ["", "wrong"] {
+            let client = HttpMetadata::with_token(&url, &wrong.into()).unwrap();
+            for error in [
+                client.get("k").await.unwrap_err(),
+                client.put("k", "v".into(), Expect::Any).await.unwrap_err(),
+                client.delete("k").await.unwrap_err(),
+            ] {
+                let error = error.to_string();
+                assert!(error.contains("401") && error.contains("MC_METADATA_HTTP_TOKEN"), "{error}");
+            }
+        }
+        let unauthorized = (401, "unauthorized".to_owned());
+        for method in ["GET", "PUT", "DELETE", "POST"] {
+            assert_eq!(raw(&url, method, "", "", b"").await, unauthorized, "{method}: before its key");
+        }
+        let authorized = raw(&url, "GET", "?key=k", "authorization: bEARER secret\r\n", b"").await;
+        assert_eq!(authorized, (404, "metadata not found".into()));
+    }
+
+    #[tokio::test]
+    async fn long_values_are_refused() {
+        let url = with(PageOptions { max_value: 100, ..PageOptions::default() }).await;
+        assert_eq!(raw(&url, "PUT", "?key=k", "", &[b'x'; 100]).await, (200, "metadata updated".into()));
+        let refused = (413, "request body too large".to_owned());
+        assert_eq!(raw(&url, "PUT", "?key=k", "", &[b'x'; 101]).await, refused);
+    }
+
+    /// A value that is received slowly delays those behind the limit, and no read.
+    #[tokio::test]
+    async fn few_values_are_received_at_once() {
+        let url = with(PageOptions { concurrent_puts: Some(1), ..PageOptions::default() }).await;
+        let at = url.strip_prefix("http://").unwrap().strip_suffix("/metadata").unwrap();
+        let mut slow = TcpStream::connect(at).await.unwrap();
+        let head = "PUT /metadata?key=slow HTTP/1.1\r\nHost: h\r\nExpect: 100-continue\r\nConnection: close\r\nContent-Length: 2\r\n\r\n";
+        slow.write_all(head.as_bytes()).await.unwrap();
+        // The handler asks for the body, so it has the permit.
+        let mut interim = [0; 25];
+        slow.read_exact(&mut interim).await.unwrap();
+        assert!(interim.starts_with(b"HTTP/1.1 100"), "{}", interim.escape_ascii());
+        let mut second = tokio::spawn({
+            let url = url.clone();
+            async move { raw(&url, "PUT", "?key=second", "", b"v").await }
+        });
+        assert_eq!(raw(&url, "GET", "?key=second", "", b"").await.0, 404);
+        let waits = tokio::time::timeout(std::time::Duration::from_millis(50), &mut second).await;
+        assert!(waits.is_err(), "{waits:?}");
+        slow.write_all(b"xx").await.unwrap();
+        assert_eq!(second.await.unwrap().0, 200);
+    }
+
+    #[test]
+    fn an_open_server_needs_a_token() {
+        let settings = |variables: &[(&str, &str)]| {
+            let mut settings = ServerSettings::default();
+            let ignored = apply(VARIABLES, &mut settings, &variables.iter().copied().collect());
+            assert!(ignored.is_empty(), "{ignored:?}");
+            settings
+        };
+        for host in ["127.0.0.1", "localhost", "::1", "127.1"] {
+            settings(&[]).check(host).unwrap();
+        }
+        let insecure = "MC_METADATA_HTTP_ALLOW_INSECURE";
+        for host in ["0.0.0.0", "::", "10.0.0.1", "node1"] {
+            for off in [&[][..], &[(insecure, "0")]] {
+                let error = settings(off).check(host).unwrap_err().to_string();
+                assert!(
+                    error.contains("refuses to bind") && error.contains("MC_METADATA_HTTP_TOKEN"),
+                    "{error}"
+                );
+            }
+            settings(&[("MC_METADATA_HTTP_TOKEN", "secret")]).check(host).unwrap();
+            for on in ["1", "true", "Yes", "on"] {
+                settings(&[(insecure, on)]).check(host).unwrap();
+            }
+        }
+        settings(&[("MC_METADATA_HTTP_TOKEN", "a b")]).check("127.0.0.1").unwrap_err();
+        let limits = settings(&[
+            ("MC_METADATA_MAX_KEYS", "2"),
+            ("MC_METADATA_MAX_TOTAL_BYTES", "3"),
+            ("MC_METADATA_MAX_BODY_BYTES", "4"),
+            ("MC_METADATA_MAX_CONCURRENT_PUTS", "5"),
+        ]);
+        assert_eq!(limits.limits, MemoryLimits { entries: 2, bytes: 3 });
+        assert_eq!((limits.pages.max_value, limits.pages.concurrent_puts), (4, Some(5)));
     }
 
     #[tokio::test]

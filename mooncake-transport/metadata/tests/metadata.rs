@@ -96,14 +96,14 @@ async fn a_watch_in_etcd_outlives_a_restart_of_the_server() {
 }
 
 #[tokio::test]
-async fn an_endpoint_of_etcd_that_is_gone_is_passed_over() {
+async fn unreachable_etcd_endpoint_is_skipped() {
     let Some(server) = start(etcd) else { return };
     ready(&*etcd_backend(&server).await).await;
     let nobody = TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).unwrap();
     let backend = EtcdMetadata::new(&format!("etcd://{nobody},{}", server.at())).unwrap();
     backend.put("k", "v".into(), Expect::Absent).await.unwrap();
-    let gone = EtcdMetadata::new(&nobody.to_string()).unwrap();
-    let error = gone.get("k").await.unwrap_err();
+    let unreachable = EtcdMetadata::new(&nobody.to_string()).unwrap();
+    let error = unreachable.get("k").await.unwrap_err();
     assert!(
         error.kind() == ErrorKind::Unavailable && error.to_string().contains(&nobody.to_string()),
         "{error}"

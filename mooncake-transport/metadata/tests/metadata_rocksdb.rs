@@ -416,37 +416,87 @@ async fn lives_on_a_full_file_system() {
     let ballast = folder.join("ballast");
     fs::write(&ballast, vec![0; 22 << 20]).unwrap();
     let value = long(1, 100_000);
-    let (mut kept, mut refused) = (Vec::new(), 0);
+    let (mut stored, mut refused) = (Vec::new(), 0);
     for number in 0..150 {
         match backend.put(&number.to_string(), value.clone().into(), Expect::Any).await {
-            Ok(_) => kept.push(number),
+            Ok(_) => stored.push(number),
             Err(error) => {
                 assert!(error.to_string().contains("No space"), "{error}");
                 refused += 1;
             }
         }
     }
-    assert!(kept.len() > 5 && refused > 5, "{} kept, {refused} refused", kept.len());
+    assert!(stored.len() > 5 && refused > 5, "{} kept, {refused} refused", stored.len());
     fs::remove_file(&ballast).unwrap();
     backend.put("again", "there is room".into(), Expect::Any).await.unwrap();
     let there = backend.list("").await.unwrap();
-    for number in &kept {
+    for number in &stored {
         assert_eq!(text(&backend, &number.to_string()).await.as_ref(), Some(&value), "{number}");
     }
     // Watchers received each stored value, in order.
-    let mut told = Vec::new();
+    let mut received = Vec::new();
     loop {
         let event = events.next().await.unwrap();
         let last = event.key == "again";
-        told.push(event.key);
+        received.push(event.key);
         if last {
             break;
         }
     }
     let mut revisions: Vec<_> = there.into_iter().map(|(key, value)| (value.revision, key)).collect();
     revisions.sort();
-    assert_eq!(told, revisions.into_iter().map(|(_, key)| key).collect::<Vec<_>>());
+    assert_eq!(received, revisions.into_iter().map(|(_, key)| key).collect::<Vec<_>>());
     drop(backend);
     let backend = open(&folder.join("metadata")).unwrap();
     assert_eq!(text(&backend, "again").await.as_deref(), Some("there is room"));
+}
+
+/// RocksDB creates files with permissions that depend on the umask.
+#[tokio::test]
+async fn keys_and_values_are_private_to_the_user() {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
+    let Some((folder, backend)) = start() else { return };
+    let path = folder.path();
+    let mode = |path: &Path| fs::symlink_metadata(path).unwrap().mode() & 0o7777;
+    let widen = |path: &Path, bits| fs::set_permissions(path, fs::Permissions::from_mode(bits)).unwrap();
+    let check = || {
+        assert_eq!(mode(path), 0o700);
+        let files: Vec<_> = fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()).collect();
+        assert!(files.len() > 3, "{files:?}");
+        files
+    };
+    backend.put("key", b"value"[..].into(), Expect::Any).await.unwrap();
+    for file in check() {
+        widen(&file, 0o644);
+    }
+    widen(path, 0o755);
+    drop(backend);
+    let backend = open(path).unwrap();
+    assert!(backend.get("key").await.unwrap().is_some());
+    check();
+    drop(backend);
+    let mark = path.join("acknowledged");
+    assert_eq!(mode(&mark), 0o600);
+    // New files inherit permissions where the file system supports it.
+    let probe = path.join("probe");
+    fs::write(&probe, "").unwrap();
+    if mode(&probe) == 0o600 {
+        assert!(check().iter().all(|file| mode(file) == 0o600));
+    }
+    fs::remove_file(&probe).unwrap();
+    if chown(&mark, Some(65534), None).is_ok() {
+        let error = open(path).unwrap_err();
+        assert!(error.message().contains("user 65534"), "{error}");
+        chown(&mark, Some(0), None).unwrap();
+        chown(path, Some(65534), None).unwrap();
+        let error = open(path).unwrap_err();
+        assert!(error.message().contains("user 65534"), "{error}");
+        chown(path, Some(0), None).unwrap();
+    }
+    fs::remove_file(&mark).unwrap();
+    symlink("/etc/hostname", &mark).unwrap();
+    assert!(open(path).unwrap_err().message().contains("symbolic link"));
+    let link = tempfile::tempdir().unwrap();
+    symlink(path, link.path().join("link")).unwrap();
+    assert!(open(&link.path().join("link")).unwrap_err().message().contains("symbolic link"));
 }

@@ -60,7 +60,7 @@ impl Peer {
         Self { child, input, output, rpc_port: rpc_port as u16, buffer }
     }
 
-    fn ask(&mut self, command: &str) -> String {
+    fn send_command(&mut self, command: &str) -> String {
         writeln!(self.input, "{command}").unwrap();
         let mut line = String::new();
         self.output.read_line(&mut line).unwrap();
@@ -128,10 +128,10 @@ async fn each_side_reads_the_others_descriptor_by_handshake() {
     assert!(desc.holds(peer.buffer, 1 << 20), "{desc:?}");
     assert!(desc.tcp_data_port != 0 && desc.tcp_proto_version == 2 && !desc.tcp_data_host.is_empty());
     let memory = ours.register(Arc::new(HostMemory::new(8192).unwrap())).await.unwrap();
-    assert_eq!(peer.ask(&format!("first {}", ours.name())), memory.addr().to_string());
+    assert_eq!(peer.send_command(&format!("first {}", ours.name())), memory.addr().to_string());
     let note = Notification { name: "who".into(), message: "hello".into() };
     ours.notify(&theirs, &note).await.unwrap();
-    assert_eq!(peer.ask("notifies"), "who=hello");
+    assert_eq!(peer.send_command("notifies"), "who=hello");
     let (at, limits) = (HostPort::new("127.0.0.1", peer.rpc_port), HandshakeConfig::default());
     assert!(probe(&at, Duration::from_secs(1), &limits).await);
     let reply = exchange(&at, Kind::Connection, b"{}", &limits).await.unwrap();
@@ -150,9 +150,9 @@ async fn each_side_reads_the_others_descriptor_in_a_metadata_server() {
     let target = ours.open("theirs:1").await.unwrap();
     assert!(target.descriptor().holds(peer.buffer, 1 << 20));
     let memory = ours.register(Arc::new(HostMemory::new(8192).unwrap())).await.unwrap();
-    assert_eq!(peer.ask("first ours:1"), memory.addr().to_string());
+    assert_eq!(peer.send_command("first ours:1"), memory.addr().to_string());
     ours.notify("theirs:1", &Notification { name: "n".into(), message: "m".into() }).await.unwrap();
-    assert_eq!(peer.ask("notifies"), "n=m");
+    assert_eq!(peer.send_command("notifies"), "n=m");
     let at = |name| {
         let directory = directory.clone();
         async move { directory.locate(name).await.unwrap() }

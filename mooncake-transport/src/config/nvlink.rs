@@ -19,7 +19,7 @@ pub struct NvlinkConfig {
     /// in one. CUDA IPC alone reaches only this host.
     pub fabric: bool,
     /// Timeout for the response of an owner, to the connection and to each request for its regions.
-    pub answer_timeout: Duration,
+    pub response_timeout: Duration,
     /// Time after which the log reports that dropping a registration waits for copies of a peer.
     /// The wait continues: device memory cannot be detached.
     pub drain_timeout: Duration,
@@ -37,7 +37,7 @@ impl Default for NvlinkConfig {
             libcuda: None,
             intra_node: false,
             fabric: true,
-            answer_timeout: Duration::from_secs(1),
+            response_timeout: Duration::from_secs(1),
             drain_timeout: Duration::from_secs(1),
             upkeep_interval: Duration::from_secs(1),
             max_served: 1024,
@@ -53,8 +53,8 @@ impl NvlinkConfig {
     pub fn check(&self) -> Result<()> {
         let fault = if self.max_served == 0 {
             "max_served must not be 0"
-        } else if self.answer_timeout.is_zero() || self.upkeep_interval.is_zero() {
-            "answer_timeout and upkeep_interval must not be 0"
+        } else if self.response_timeout.is_zero() || self.upkeep_interval.is_zero() {
+            "response_timeout and upkeep_interval must not be 0"
         } else {
             return Ok(());
         };
@@ -77,12 +77,12 @@ mod tests {
 
     #[test]
     fn an_invalid_setting_is_refused() {
-        let good = NvlinkConfig::default();
-        good.check().unwrap();
+        let valid = NvlinkConfig::default();
+        valid.check().unwrap();
         for config in [
-            NvlinkConfig { max_served: 0, ..good.clone() },
-            NvlinkConfig { answer_timeout: Duration::ZERO, ..good.clone() },
-            NvlinkConfig { upkeep_interval: Duration::ZERO, ..good.clone() },
+            NvlinkConfig { max_served: 0, ..valid.clone() },
+            NvlinkConfig { response_timeout: Duration::ZERO, ..valid.clone() },
+            NvlinkConfig { upkeep_interval: Duration::ZERO, ..valid.clone() },
         ] {
             config.check().unwrap_err();
         }

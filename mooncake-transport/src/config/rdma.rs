@@ -105,7 +105,7 @@ impl Default for RdmaConfig {
             requests: 256,
             completions: 4096,
             max_endpoints: 65536,
-            max_waiting: 65536,
+            max_waiting: 1 << 24,
             slice_bytes: 64 << 10,
             fragment_bytes: 16 << 10,
             stripe_bytes: 1 << 20,
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn partners_are_those_named_or_of_the_same_name() {
+    fn partner_is_configured_or_same_device() {
         let same = RdmaConfig::default();
         assert!(same.are_partners("a", "a") && !same.are_partners("a", "b"));
         let partners = vec![("a".into(), vec!["c".into(), "b".into()])];
@@ -216,18 +216,18 @@ mod tests {
 
     #[test]
     fn an_invalid_setting_is_refused() {
-        let good = RdmaConfig::default();
-        good.check().unwrap();
-        assert_eq!(good.mtu_number(), Some(5));
-        let bad = [
-            RdmaConfig { retries: 7, ..good.clone() },
-            RdmaConfig { timeout: 0, ..good.clone() },
-            RdmaConfig { mtu: 1500, ..good.clone() },
-            RdmaConfig { pairs: 256, ..good.clone() },
-            RdmaConfig { slice_bytes: 0, ..good.clone() },
-            RdmaConfig { region_bytes: 4095, ..good.clone() },
+        let valid = RdmaConfig::default();
+        valid.check().unwrap();
+        assert_eq!(valid.mtu_number(), Some(5));
+        let invalid = [
+            RdmaConfig { retries: 7, ..valid.clone() },
+            RdmaConfig { timeout: 0, ..valid.clone() },
+            RdmaConfig { mtu: 1500, ..valid.clone() },
+            RdmaConfig { pairs: 256, ..valid.clone() },
+            RdmaConfig { slice_bytes: 0, ..valid.clone() },
+            RdmaConfig { region_bytes: 4095, ..valid.clone() },
         ];
-        for config in bad {
+        for config in invalid {
             config.check().unwrap_err();
         }
     }

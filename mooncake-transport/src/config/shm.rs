@@ -15,9 +15,9 @@ pub struct ShmConfig {
     /// Bytes that a copying thread takes at a time.
     pub piece_bytes: usize,
     /// Number of copying threads, started on demand; at least 1.
-    pub copiers: usize,
+    pub copy_threads: usize,
     /// Timeout for the response of an owner, to the connection and to each request for its regions.
-    pub answer_timeout: Duration,
+    pub response_timeout: Duration,
     /// Time for which dropping a registration waits for copies of a stalled peer. After that, the
     /// memory is detached from the peer.
     pub drain_timeout: Duration,
@@ -38,8 +38,8 @@ impl Default for ShmConfig {
         Self {
             inline_bytes: 1 << 20,
             piece_bytes: 1 << 20,
-            copiers: cores.clamp(1, 4),
-            answer_timeout: Duration::from_secs(1),
+            copy_threads: cores.clamp(1, 4),
+            response_timeout: Duration::from_secs(1),
             drain_timeout: Duration::from_secs(1),
             stall_timeout: Duration::from_secs(10),
             upkeep_interval: Duration::from_secs(1),
@@ -54,13 +54,13 @@ impl ShmConfig {
     /// # Errors
     /// `INVALID_PARAMS` with the name of the first invalid setting.
     pub fn check(&self) -> Result<()> {
-        let fault = if self.piece_bytes == 0 || self.copiers == 0 || self.max_served == 0 {
-            "piece_bytes, copiers and max_served must not be 0"
-        } else if self.answer_timeout.is_zero()
+        let fault = if self.piece_bytes == 0 || self.copy_threads == 0 || self.max_served == 0 {
+            "piece_bytes, copy_threads and max_served must not be 0"
+        } else if self.response_timeout.is_zero()
             || self.stall_timeout.is_zero()
             || self.upkeep_interval.is_zero()
         {
-            "answer_timeout, stall_timeout and upkeep_interval must not be 0"
+            "response_timeout, stall_timeout and upkeep_interval must not be 0"
         } else {
             return Ok(());
         };
@@ -78,13 +78,13 @@ mod tests {
 
     #[test]
     fn an_invalid_setting_is_refused() {
-        let good = ShmConfig::default();
-        good.check().unwrap();
+        let valid = ShmConfig::default();
+        valid.check().unwrap();
         for config in [
-            ShmConfig { piece_bytes: 0, ..good.clone() },
-            ShmConfig { copiers: 0, ..good.clone() },
-            ShmConfig { answer_timeout: Duration::ZERO, ..good.clone() },
-            ShmConfig { upkeep_interval: Duration::ZERO, ..good.clone() },
+            ShmConfig { piece_bytes: 0, ..valid.clone() },
+            ShmConfig { copy_threads: 0, ..valid.clone() },
+            ShmConfig { response_timeout: Duration::ZERO, ..valid.clone() },
+            ShmConfig { upkeep_interval: Duration::ZERO, ..valid.clone() },
         ] {
             config.check().unwrap_err();
         }

@@ -37,7 +37,7 @@ pub struct TcpConfig {
     pub connect_timeout: Duration,
     /// Time after which a connection is closed on which the peer moves no byte while requests are
     /// pending.
-    pub answer_timeout: Duration,
+    pub response_timeout: Duration,
     /// Time without progress on a connection with pending requests, after which a second connection
     /// is tried beside it. If the second one is established while the first still makes no
     /// progress, the requests move there. After an outage of the network, a new connection works
@@ -49,6 +49,8 @@ pub struct TcpConfig {
     /// Maximum number of requests in flight on one connection. More wait in its queue.
     pub window: usize,
     /// Maximum number of requests that wait or are in flight on one connection. More are refused.
+    /// The callers hold the memory of waiting requests, so that the default is larger than any
+    /// batch.
     pub max_queued: usize,
     /// Shortest transfer in bytes that is split over several connections.
     pub stripe_threshold: usize,
@@ -75,11 +77,11 @@ impl Default for TcpConfig {
             framing: Framing::Acknowledged,
             connections: 4,
             connect_timeout: Duration::from_secs(5),
-            answer_timeout: Duration::from_secs(30),
+            response_timeout: Duration::from_secs(30),
             probe_after: Duration::from_secs(1),
             progress_timeout: Duration::from_secs(30),
             window: 256,
-            max_queued: 65536,
+            max_queued: 1 << 24,
             stripe_threshold: 2 << 20,
             stripes: 4,
             max_served: 4096,
@@ -102,11 +104,11 @@ impl TcpConfig {
         } else if self.window == 0 || self.max_queued == 0 || self.max_served == 0 || self.stripes == 0 {
             "window, max_queued, max_served and stripes must not be 0"
         } else if self.connect_timeout.is_zero()
-            || self.answer_timeout.is_zero()
+            || self.response_timeout.is_zero()
             || self.progress_timeout.is_zero()
             || self.probe_after.is_zero()
         {
-            "connect_timeout, answer_timeout, progress_timeout and probe_after must not be 0"
+            "connect_timeout, response_timeout, progress_timeout and probe_after must not be 0"
         } else {
             return Ok(());
         };
@@ -127,17 +129,17 @@ mod tests {
 
     #[test]
     fn an_invalid_setting_is_refused() {
-        let good = TcpConfig::default();
-        good.check().unwrap();
+        let valid = TcpConfig::default();
+        valid.check().unwrap();
         #[allow(clippy::reversed_empty_ranges)]
-        let bad = [
-            TcpConfig { ports: 2..=1, ..good.clone() },
-            TcpConfig { connections: 0, ..good.clone() },
-            TcpConfig { connections: 65, ..good.clone() },
-            TcpConfig { window: 0, ..good.clone() },
-            TcpConfig { answer_timeout: Duration::ZERO, ..good.clone() },
+        let invalid = [
+            TcpConfig { ports: 2..=1, ..valid.clone() },
+            TcpConfig { connections: 0, ..valid.clone() },
+            TcpConfig { connections: 65, ..valid.clone() },
+            TcpConfig { window: 0, ..valid.clone() },
+            TcpConfig { response_timeout: Duration::ZERO, ..valid.clone() },
         ];
-        for config in bad {
+        for config in invalid {
             config.check().unwrap_err();
         }
     }

@@ -20,7 +20,7 @@ use crate::transport::{Opcode, Transport};
 /// Control over the repetition of a batch's requests.
 pub(super) trait Repeats: Sync {
     /// Returns whether failed requests are to be repeated.
-    fn are_wanted(&self) -> bool;
+    fn may_repeat(&self) -> bool;
 
     /// Receives the numbers of the requests that were posted again.
     fn posted(&self, watch: Watch, numbers: Vec<usize>);
@@ -30,7 +30,7 @@ pub(super) trait Repeats: Sync {
 struct Always;
 
 impl Repeats for Always {
-    fn are_wanted(&self) -> bool {
+    fn may_repeat(&self) -> bool {
         true
     }
 
@@ -112,27 +112,38 @@ impl<T: Transport> Engine<T> {
 fn count_reads<T: Transport, B: Source<T>, C: Requests<T, B>>(
     requests: &C,
     failures: &Failures,
-    took: Duration,
+    elapsed: Duration,
 ) {
-    count_posted(Opcode::Read, requests.as_ref(), failures, took);
+    count_posted(Opcode::Read, requests.as_ref(), failures, elapsed);
 }
 
 fn count_writes<T: Transport, B: Source<T>, C: Requests<T, B>>(
     requests: &C,
     failures: &Failures,
-    took: Duration,
+    elapsed: Duration,
 ) {
-    count_posted(Opcode::Write, requests.as_ref(), failures, took);
+    count_posted(Opcode::Write, requests.as_ref(), failures, elapsed);
 }
 
 fn count_posted<T: Transport, B: Source<T>>(
     opcode: Opcode,
     requests: &[Request<T, B>],
     failures: &Failures,
-    took: Duration,
+    elapsed: Duration,
 ) {
-    let failed = |index| failures.iter().any(|(range, _)| range.contains(&index));
-    count(Direction::All(opcode), requests, failed, took);
+    let mut ranges: Vec<_> = failures.iter().map(|(range, _)| range.clone()).collect();
+    ranges.sort_unstable_by_key(|range| range.start);
+    // A range of a whole submission may contain the others.
+    let mut end = 0;
+    for range in &mut ranges {
+        end = range.end.max(end);
+        range.end = end;
+    }
+    let failed = |index| {
+        let after = ranges.partition_point(|range| range.start <= index);
+        after.checked_sub(1).is_some_and(|last| ranges[last].contains(&index))
+    };
+    count(Direction::All(opcode), requests, failed, elapsed);
 }
 
 /// Adds finished requests to the metrics of their peers. `failed` maps an index to the outcome.
@@ -140,7 +151,7 @@ fn count<T: Transport, B: Source<T>>(
     direction: Direction,
     requests: &[Request<T, B>],
     failed: impl Fn(usize) -> bool,
-    took: Duration,
+    elapsed: Duration,
 ) {
     let mut index = 0;
     for run in requests.chunk_by(|a, b| a.target.id() == b.target.id()) {
@@ -153,7 +164,7 @@ fn count<T: Transport, B: Source<T>>(
             );
             index += 1;
         }
-        run[0].target.route().meter.add(&sums, took);
+        run[0].target.route().meter.add(&sums, elapsed);
     }
 }
 
@@ -185,9 +196,9 @@ impl<T: Transport> Inner<T> {
             if run.len() == rest.ops() {
                 return self.post_run(direction, run, rest);
             }
-            let (share, others) = rest.split_at(run.len());
+            let (share, remaining) = rest.split_at(run.len());
             self.post_run(direction, run, share);
-            rest = others;
+            rest = remaining;
         }
         rest.finish(Ok(()));
     }
@@ -197,13 +208,13 @@ impl<T: Transport> Inner<T> {
         let Some(first) = run.first() else { return share.finish(Ok(())) };
         let route = first.target.route();
         if let Some(memory) = &route.local
-            && run.iter().all(|request| request.is_inside(memory))
+            && run.iter().all(|request| request.lies_in(memory))
         {
             let now = self.clock.now();
             for (request, share) in run.iter().zip(share.each()) {
-                let late = share.deadline().is_some_and(|at| now >= at);
-                share.finish(if late {
-                    Err(too_late())
+                let is_expired = share.deadline().is_some_and(|at| now >= at);
+                share.finish(if is_expired {
+                    Err(deadline_error())
                 } else {
                     request.copy(direction.of_request(request), memory)
                 });
@@ -225,14 +236,15 @@ impl<T: Transport> Inner<T> {
         let (stale, began) = (request.target.route(), self.clock.now());
         let (mut result, [mut request]) = self.post(direction, [request], deadline).await;
         if is_repeatable(&request, &result)
+            && !self.transport.is_stopped()
             && let Some(route) = self.refresh(&request.target, &stale, deadline).await
-            && is_taken_over(&route, &stale, &request)
+            && may_use_route(&route, &stale, &request)
             && deadline.is_none_or(|at| self.clock.now() < at)
         {
             (result, [request]) = self.post(direction, [request], deadline).await;
         }
-        let took = self.clock.now().since(began);
-        count(direction, std::slice::from_ref(&request), |_| result.is_err(), took);
+        let elapsed = self.clock.now().since(began);
+        count(direction, std::slice::from_ref(&request), |_| result.is_err(), elapsed);
         (result, request.transfer.buffer)
     }
 
@@ -265,7 +277,7 @@ impl<T: Transport> Inner<T> {
             }
             return (results, requests);
         }
-        let (results, requests) = match repeats.are_wanted() {
+        let (results, requests) = match repeats.may_repeat() && !self.transport.is_stopped() {
             true => self.repeat_failed((direction, deadline), results, requests, routes, repeats).await,
             false => restore(results.into_iter().zip(requests).collect()),
         };
@@ -284,44 +296,52 @@ impl<T: Transport> Inner<T> {
     ) -> Outcome<T, B> {
         // All targets are looked up in parallel, so that a dead target does not delay one that has
         // moved.
-        let moved = routes.iter().map(|(id, stale)| async {
-            let mut failed = results.iter().zip(&requests).filter(|(_, request)| request.target.id() == *id);
-            let (_, request) = failed.find(|(result, request)| is_repeatable(request, result))?;
-            self.refresh(&request.target, stale, deadline).await
+        let mut rest = &*results;
+        let runs = requests.chunk_by(|a, b| a.target.id() == b.target.id());
+        let new_routes = runs.zip(routes).map(|(run, (_, stale))| {
+            let (results, remaining) = rest.split_at(run.len());
+            rest = remaining;
+            async move {
+                let mut failed = results.iter().zip(run);
+                let (_, request) = failed.find(|(result, request)| is_repeatable(request, result))?;
+                self.refresh(&request.target, stale, deadline).await
+            }
         });
-        let moved = futures::future::join_all(moved).await;
-        let wanted = repeats.are_wanted() && deadline.is_none_or(|at| self.clock.now() < at);
-        let mut over = Vec::with_capacity(requests.len());
-        let mut again = Vec::new();
+        let new_routes = futures::future::join_all(new_routes).await;
+        let may_repeat = repeats.may_repeat() && deadline.is_none_or(|at| self.clock.now() < at);
+        let mut finished = Vec::with_capacity(requests.len());
+        let mut repeated = Vec::new();
+        let mut targets = routes.iter().zip(&new_routes).peekable();
         for (result, request) in results.into_iter().zip(requests) {
-            let target = routes.iter().zip(&moved).find(|((id, _), _)| *id == request.target.id());
-            match target {
+            // Routes and requests are in the same order.
+            while targets.next_if(|((id, _), _)| *id != request.target.id()).is_some() {}
+            match targets.peek() {
                 Some(((_, stale), Some(route)))
-                    if wanted
+                    if may_repeat
                         && is_repeatable(&request, &result)
-                        && is_taken_over(route, stale, &request) =>
+                        && may_use_route(route, stale, &request) =>
                 {
-                    again.push(request);
+                    repeated.push(request);
                 }
-                _ => over.push((result, request)),
+                _ => finished.push((result, request)),
             }
         }
-        if !again.is_empty() {
-            let numbers: Vec<usize> = again.iter().map(|request| request.index).collect();
-            let (done, ticket, watch) = watched(again, numbers.len(), deadline);
+        if !repeated.is_empty() {
+            let numbers: Vec<usize> = repeated.iter().map(|request| request.index).collect();
+            let (done, ticket, watch) = watched(repeated, numbers.len(), deadline);
             repeats.posted(watch, numbers);
             self.post_runs(direction, &ticket.buffer(), done);
             let (results, requests) = ticket.results().await;
-            over.extend(results.into_iter().zip(requests));
+            finished.extend(results.into_iter().zip(requests));
         }
-        restore(over)
+        restore(finished)
     }
 }
 
 /// Restores the caller's order of results and requests.
-fn restore<T: Transport, B>(mut over: Vec<(Result<()>, Request<T, B>)>) -> Outcome<T, B> {
-    over.sort_unstable_by_key(|(_, request)| request.index);
-    over.into_iter().unzip()
+fn restore<T: Transport, B>(mut finished: Vec<(Result<()>, Request<T, B>)>) -> Outcome<T, B> {
+    finished.sort_unstable_by_key(|(_, request)| request.index);
+    finished.into_iter().unzip()
 }
 
 /// Returns whether a request failed with an error that a moved target may cause. `Invalid` may be
@@ -335,7 +355,7 @@ fn is_repeatable<T: Transport, B: Source<T>>(request: &Request<T, B>, result: &R
 /// Returns whether a request that failed on the route `old` may run on `new`. The range must be
 /// registered there. It must not be memory of an earlier process, whose addresses have another
 /// meaning now.
-fn is_taken_over<T: Transport, B: Source<T>>(
+fn may_use_route<T: Transport, B: Source<T>>(
     new: &Route<T>,
     old: &Route<T>,
     request: &Request<T, B>,
@@ -365,7 +385,7 @@ pub(super) fn routes<T: Transport, B>(requests: &[Request<T, B>]) -> Vec<(usize,
 }
 
 impl<T: Transport, B: Source<T>> Request<T, B> {
-    fn is_inside(&self, memory: &ExposedMemory) -> bool {
+    fn lies_in(&self, memory: &ExposedMemory) -> bool {
         memory.check(self.transfer.remote, self.transfer.buffer.local().span.len as u64).is_ok()
     }
 
@@ -381,6 +401,6 @@ impl<T: Transport, B: Source<T>> Request<T, B> {
     }
 }
 
-fn too_late() -> Error {
+fn deadline_error() -> Error {
     Error::new(ErrorCode::RpcTimeout, "cannot begin transfer: its deadline has passed")
 }

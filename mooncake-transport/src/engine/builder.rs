@@ -1,6 +1,5 @@
 //! Settings of an engine, and its start.
 
-use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -9,14 +8,19 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use mooncake_core::clock::{Rng, SharedClock, SystemClock};
+use mooncake_core::fault_injection::is_planted;
 use mooncake_core::meta::MemoryMetadata;
 use mooncake_core::{Error, Result};
 use parking_lot::Mutex;
+use tokio::task::JoinHandle;
 
-use super::look_up::keep_fresh;
+use super::look_up::refresh_regularly;
 use super::metrics::Meters;
 use super::regions::Regions;
-use super::{Engine, Inner, LocalCopies};
+use super::targets::Targets;
+use super::upkeep::{UNUSED_AFTER, check_entries_regularly, close_unused_regularly};
+use super::{Engine, Inner, LocalCopies, Publication};
+use crate::bind_address::loopback_address;
 use crate::directory::Directory;
 use crate::handshake::{
     ConnectionDescriptor, HandshakeConfig, HandshakeServer, HandshakeService, Notification,
@@ -28,11 +32,15 @@ use crate::transport::Transport;
 /// Settings of the local handshake port.
 #[derive(Clone, Debug)]
 pub struct HandshakePort {
-    /// Published host. The default is the first IPv4 address of an interface that is up, or
+    /// Published host. The default is the host in the name of the engine if it is loopback; else
+    /// `bind` if that is one address; else the first IPv4 address of an interface that is up, or
     /// 127.0.0.1.
     pub host: Option<String>,
-    /// Address to listen on. The default is any address of the family of `host`.
+    /// Address to listen on. The default is the published host if it is loopback, else any address
+    /// of its family.
     pub bind: Option<IpAddr>,
+    /// Use of IPv6 where `host` and `bind` leave the choice.
+    pub ipv6: bool,
     /// Ports to choose from. A range of one is a fixed port.
     pub ports: RangeInclusive<u16>,
     /// Limits and timeouts.
@@ -41,7 +49,7 @@ pub struct HandshakePort {
 
 impl Default for HandshakePort {
     fn default() -> Self {
-        Self { host: None, bind: None, ports: DEFAULT_PORTS, limits: HandshakeConfig::default() }
+        Self { host: None, bind: None, ipv6: false, ports: DEFAULT_PORTS, limits: HandshakeConfig::default() }
     }
 }
 
@@ -57,6 +65,7 @@ pub struct EngineBuilder<T: Transport> {
     local_copies: LocalCopies,
     caches: bool,
     refresh: Option<Duration>,
+    unused_after: Duration,
     expects_mount: bool,
 }
 
@@ -85,6 +94,7 @@ impl<T: Transport> EngineBuilder<T> {
             local_copies,
             caches: true,
             refresh: None,
+            unused_after: UNUSED_AFTER,
             expects_mount: false,
         }
     }
@@ -149,6 +159,15 @@ impl<T: Transport> EngineBuilder<T> {
         self
     }
 
+    /// Sets the time after which an opened segment is closed that no request uses and to whose
+    /// process there is no connection. It is at least a millisecond and looked up again at its next
+    /// use. Needs a tokio runtime. The default is 10 s.
+    #[must_use]
+    pub fn close_unused_after(mut self, time: Duration) -> Self {
+        self.unused_after = time.max(Duration::from_millis(1));
+        self
+    }
+
     /// Calls [`Engine::expect_mount`] before the first descriptor is published.
     #[must_use]
     pub fn expect_mount(mut self) -> Self {
@@ -189,6 +208,7 @@ impl<T: Transport> EngineBuilder<T> {
         let limits = self.handshake.map(|port| port.limits).unwrap_or_default();
         let inner = Arc::new(Inner {
             regions: Regions::new(&mut self.rng),
+            retired_spans: Default::default(),
             transport: self.transport,
             name,
             directory,
@@ -199,7 +219,7 @@ impl<T: Transport> EngineBuilder<T> {
             local_copies: self.local_copies,
             caches: self.caches,
             meters: Meters::default(),
-            targets: Mutex::new(HashMap::new()),
+            targets: Mutex::new(Targets::default()),
             found: Default::default(),
             mount: std::sync::atomic::AtomicU8::new(if self.expects_mount {
                 super::MOUNT_EXPECTED
@@ -209,8 +229,10 @@ impl<T: Transport> EngineBuilder<T> {
             inbox: Arc::default(),
             server: Mutex::new(None),
             changes: AtomicU64::new(0),
-            publishing: tokio::sync::Mutex::new(None),
+            publishing: tokio::sync::Mutex::new(Publication::default()),
+            is_replaced: AtomicBool::new(false),
             runtime: tokio::runtime::Handle::try_current().ok(),
+            tasks: Mutex::default(),
             // Nothing is published until the engine owns the name.
             closed: AtomicBool::new(true),
         });
@@ -222,28 +244,52 @@ impl<T: Transport> EngineBuilder<T> {
             *inner.server.lock() = Some(server);
         }
         inner.begin().await?;
-        if let (Some(interval), Some(runtime)) = (self.refresh, &inner.runtime) {
-            runtime.spawn(keep_fresh(Arc::downgrade(&inner), interval));
+        if let Some(runtime) = &inner.runtime {
+            let mut tasks =
+                vec![runtime.spawn(close_unused_regularly(Arc::downgrade(&inner), self.unused_after))];
+            if !inner.directory.is_p2p() {
+                tasks.push(runtime.spawn(check_entries_regularly(Arc::downgrade(&inner))));
+            }
+            if let Some(interval) = self.refresh {
+                tasks.push(runtime.spawn(refresh_regularly(Arc::downgrade(&inner), interval)));
+            }
+            inner.tasks.lock().extend(tasks.iter().map(JoinHandle::abort_handle));
         }
         Ok(Engine { inner })
     }
 
     fn advertised(&self, port: &HandshakePort, p2p: bool) -> String {
-        if let Some(host) = &port.host {
-            return host.clone();
+        if let Some(host) = port.configured_host(&self.name, p2p) {
+            return host;
         }
-        if p2p && !self.name.is_empty() {
-            return HostPort::parse(&self.name, port.limits.default_port).host;
+        match port.bind.filter(|bind| !bind.is_unspecified()) {
+            Some(bind) => bind.to_string(),
+            None if port.ipv6 => net::default_host_v6().to_string(),
+            None => net::default_host().to_string(),
         }
-        net::default_host().to_string()
+    }
+}
+
+impl HandshakePort {
+    /// Returns the published host, if the settings or the name of the engine determine it. Only
+    /// with `P2PHANDSHAKE` the name is an address of the engine. A loopback name is one always.
+    pub fn configured_host(&self, name: &str, p2p: bool) -> Option<String> {
+        if let Some(host) = &self.host {
+            return Some(host.clone());
+        }
+        let host = HostPort::parse(name, self.limits.default_port).host;
+        (!host.is_empty() && (p2p || loopback_address(&host).is_some())).then_some(host)
     }
 }
 
 fn bind_ip(port: &HandshakePort, host: &str) -> IpAddr {
     // The interface follows a link-local address.
     let address = host.split_once('%').map_or(host, |(address, _)| address);
-    port.bind.unwrap_or(match address.parse() {
+    let loopback = loopback_address(address).filter(|_| !is_planted("loopback-name-binds-all"));
+    port.bind.or(loopback).unwrap_or(match address.parse() {
         Ok(IpAddr::V6(_)) => Ipv6Addr::UNSPECIFIED.into(),
+        // This address accepts both families.
+        _ if port.ipv6 => Ipv6Addr::UNSPECIFIED.into(),
         _ => Ipv4Addr::UNSPECIFIED.into(),
     })
 }

@@ -35,8 +35,8 @@ impl Inbox {
         let mut waiting = self.waiting.lock();
         let bytes = waiting.bytes.saturating_add(notification.len());
         // A notification longer than the limit is accepted only into an empty queue.
-        let room = waiting.queue.is_empty() || bytes <= limits.max_notification_bytes;
-        if !room || waiting.queue.len() >= limits.max_notifications {
+        let has_space = waiting.queue.is_empty() || bytes <= limits.max_notification_bytes;
+        if !has_space || waiting.queue.len() >= limits.max_notifications {
             return false;
         }
         waiting.bytes = bytes;

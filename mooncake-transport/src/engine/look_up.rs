@@ -18,19 +18,40 @@ use crate::transport::Transport;
 
 /// Pause after a look-up that changed nothing, so that a dead peer is not looked up for each
 /// operation.
-const FRUITLESS_PAUSE: Pace = Pace { first: Duration::from_millis(250), most: Duration::from_secs(8) };
+const FRUITLESS_PAUSE: Pace = Pace { first: Duration::from_millis(250), max: Duration::from_secs(8) };
 /// Timeout of a look-up for a transfer without a deadline.
 const LOOK_UP_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum number of parallel look-ups.
 const PARALLEL_LOOK_UPS: usize = 16;
 
+/// Longest local descriptor that a look-up sends to a peer, in bytes. Peers read 1 MiB by default.
+const MAX_REQUEST_BYTES: usize = 1 << 19;
+
 impl<T: Transport> Inner<T> {
+    /// Returns the local descriptor for a look-up by handshake. No peer needs the buffers in it, so
+    /// many of them are left out.
+    fn own_request(&self) -> Vec<u8> {
+        if !self.directory.is_p2p() {
+            return Vec::new();
+        }
+        let mut descriptor = self.descriptor();
+        // An entry takes at least 64 bytes.
+        if descriptor.buffers.len() <= MAX_REQUEST_BYTES / 64 {
+            let encoded = descriptor.encode();
+            if encoded.len() <= MAX_REQUEST_BYTES {
+                return encoded;
+            }
+        }
+        descriptor.buffers.clear();
+        descriptor.encode()
+    }
+
     /// Looks up a segment and connects to it.
     pub(super) async fn route(&self, name: &str) -> Result<Route<T>> {
         let desc = if name == self.name {
             SegmentDesc { handshake: self.at.clone(), ..self.descriptor() }
         } else {
-            let own = self.descriptor().encode();
+            let own = self.own_request();
             self.directory.descriptor(name, &own, &self.limits).await?
         };
         self.connect(name, desc).await
@@ -38,11 +59,15 @@ impl<T: Transport> Inner<T> {
 
     async fn connect(&self, name: &str, desc: SegmentDesc) -> Result<Route<T>> {
         if !self.transport.reaches(&desc) {
-            let (wires, ours): (Vec<_>, _) =
+            let (protocols, own_protocol): (Vec<_>, _) =
                 (desc.protocols.iter().map(|p| p.as_str()).collect(), self.transport.protocol());
-            let text = match wires.contains(&ours.as_str()) {
-                true => format!("cannot reach segment {name:?}: its descriptor has no address for {ours}"),
-                false => format!("segment {name:?} is reached by {}, not by {ours}", wires.join(", ")),
+            let text = match protocols.contains(&own_protocol.as_str()) {
+                true => {
+                    format!("cannot reach segment {name:?}: its descriptor has no address for {own_protocol}")
+                }
+                false => {
+                    format!("segment {name:?} is reached by {}, not by {own_protocol}", protocols.join(", "))
+                }
             };
             return Err(Error::new(ErrorCode::NotSupported, text));
         }
@@ -84,17 +109,17 @@ impl<T: Transport> Inner<T> {
             return Some(current);
         }
         let now = self.clock.now();
-        if backoff.rests(now) || deadline.is_some_and(|at| now >= at) {
+        if backoff.is_paused(now) || deadline.is_some_and(|at| now >= at) {
             return None;
         }
-        let left = deadline.map_or(LOOK_UP_TIMEOUT, |at| at.since(now).min(LOOK_UP_TIMEOUT));
-        let look = self.look_up_again(target, stale);
-        let found = match &self.runtime {
+        let timeout = deadline.map_or(LOOK_UP_TIMEOUT, |at| at.since(now).min(LOOK_UP_TIMEOUT));
+        let look_up = self.look_up_again(target, stale);
+        let result = match &self.runtime {
             // In-process directories respond at once, and there is no runtime for a timeout.
-            None => look.await,
-            Some(_) => tokio::time::timeout(left, look).await.unwrap_or(Ok(None)),
+            None => look_up.await,
+            Some(_) => tokio::time::timeout(timeout, look_up).await.unwrap_or(Ok(None)),
         };
-        match found {
+        match result {
             Ok(Some(route)) => {
                 backoff.worked();
                 Some(route)
@@ -118,7 +143,7 @@ impl<T: Transport> Inner<T> {
         target: &Target<T>,
         stale: &Arc<Route<T>>,
     ) -> Result<Option<Arc<Route<T>>>> {
-        let own = self.descriptor().encode();
+        let own = self.own_request();
         let desc = self.directory.descriptor(target.name(), &own, &self.limits).await?;
         if desc.same_but_for_time(&stale.desc) {
             return Ok(None);
@@ -131,14 +156,14 @@ impl<T: Transport> Inner<T> {
 }
 
 /// Looks up all opened targets at an interval, until the engine is dropped.
-pub(super) async fn keep_fresh<T: Transport>(engine: Weak<Inner<T>>, interval: Duration) {
+pub(super) async fn refresh_regularly<T: Transport>(engine: Weak<Inner<T>>, interval: Duration) {
     loop {
         tokio::time::sleep(interval).await;
         let Some(engine) = engine.upgrade() else { return };
-        let targets: Vec<Target<T>> = engine.targets.lock().values().cloned().collect();
+        let targets: Vec<Target<T>> = engine.targets.lock().all();
         let others = targets.iter().filter(|target| target.name() != engine.name);
         // The look-ups run in parallel, so that dead targets do not delay the others.
-        let looks = futures::stream::iter(others).for_each_concurrent(PARALLEL_LOOK_UPS, |target| {
+        let look_ups = futures::stream::iter(others).for_each_concurrent(PARALLEL_LOOK_UPS, |target| {
             let engine = &engine;
             async move {
                 let stale = target.route();
@@ -149,6 +174,6 @@ pub(super) async fn keep_fresh<T: Transport>(engine: Weak<Inner<T>>, interval: D
                 }
             }
         });
-        looks.await;
+        look_ups.await;
     }
 }

@@ -28,6 +28,9 @@ pub(super) struct Meter {
     fallback: Arc<FallbackCounter>,
 }
 
+/// Name under which the counters of departed peers are summed.
+const DEPARTED: &str = "departed";
+
 /// Counters of an engine's peers.
 #[derive(Debug, Default)]
 pub(super) struct Meters(Mutex<BTreeMap<(String, Protocol), Arc<Meter>>>);
@@ -35,7 +38,7 @@ pub(super) struct Meters(Mutex<BTreeMap<(String, Protocol), Arc<Meter>>>);
 /// Counters of requests to one peer over one transport, since the engine was started.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerMetrics {
-    /// Name of the segment.
+    /// Name of the segment, or `departed` for the sums of the segments that the engine has closed.
     pub peer: String,
     /// Name of the transport: `memory` for copies inside the process, `shm+tcp` and the like for a
     /// transport with a fallback.
@@ -44,9 +47,9 @@ pub struct PeerMetrics {
     pub counts: Counts,
     /// Number of requests that fell back to the second transport (TCP in `shm+tcp`), because the
     /// first one does not reach the memory or failed. `counts` has each request once.
-    pub requests_behind: u64,
+    pub fallback_requests: u64,
     /// Bytes of those requests.
-    pub bytes_behind: u64,
+    pub fallback_bytes: u64,
 }
 
 /// Sums of requests.
@@ -120,9 +123,25 @@ impl Counts {
 }
 
 impl Meters {
-    /// Returns the counters of a peer over a transport. They live as long as the engine.
+    /// Returns the counters of a peer over a transport. They exist while the result does, and until
+    /// [`merge_unused`](Self::merge_unused).
     pub(super) fn meter(&self, peer: &str, wire: Protocol) -> Arc<Meter> {
         self.0.lock().entry((peer.to_owned(), wire)).or_default().clone()
+    }
+}
+
+impl Meters {
+    /// Adds the counters of peers without a route to those of [`DEPARTED`], by transport.
+    pub(super) fn merge_unused(&self) {
+        let mut meters = self.0.lock();
+        let is_unused = |(peer, _): &(String, Protocol), meter: &Arc<Meter>| {
+            peer != DEPARTED && Arc::strong_count(meter) == 1
+        };
+        let unused = meters.iter().filter(|(key, meter)| is_unused(key, meter)).map(|(key, _)| key.clone());
+        for key in unused.collect::<Vec<_>>() {
+            let Some(meter) = meters.remove(&key) else { continue };
+            meters.entry((DEPARTED.to_owned(), key.1)).or_default().merge(&meter);
+        }
     }
 }
 
@@ -172,6 +191,26 @@ impl Meter {
         self.latency[bucket.min(BUCKETS - 1)].fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Adds the counters of another peer.
+    fn merge(&self, other: &Self) {
+        let pairs = [
+            (&self.reads, &other.reads),
+            (&self.writes, &other.writes),
+            (&self.bytes_read, &other.bytes_read),
+            (&self.bytes_written, &other.bytes_written),
+            (&self.failures, &other.failures),
+            (&self.nanos, &other.nanos),
+        ];
+        for (sum, more) in pairs.into_iter().chain(self.latency.iter().zip(&other.latency)) {
+            sum.fetch_add(more.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+        let (requests, bytes) = other.fallback.totals();
+        self.fallback.add(
+            usize::try_from(requests).unwrap_or(usize::MAX),
+            usize::try_from(bytes).unwrap_or(usize::MAX),
+        );
+    }
+
     fn counts(&self) -> Counts {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Counts {
@@ -191,9 +230,9 @@ impl Meters {
     pub(super) fn by_peer(&self) -> Vec<PeerMetrics> {
         let meters = self.0.lock();
         let line = |((peer, wire), meter): (&(String, Protocol), &Arc<Meter>)| {
-            let (requests_behind, bytes_behind) = meter.fallback.totals();
+            let (fallback_requests, fallback_bytes) = meter.fallback.totals();
             let (peer, wire, counts) = (peer.clone(), wire.clone(), meter.counts());
-            PeerMetrics { peer, wire, counts, requests_behind, bytes_behind }
+            PeerMetrics { peer, wire, counts, fallback_requests, fallback_bytes }
         };
         meters.iter().map(line).collect()
     }

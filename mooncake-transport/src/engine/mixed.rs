@@ -18,7 +18,7 @@ use super::{Engine, Inner};
 use crate::handshake::Notification;
 use crate::pool::PoolBuf;
 use crate::region::{Local, Sink, Slice, SliceMut, Source};
-use crate::ticket::{OpState, Results, Watch, is_given_back, watched};
+use crate::ticket::{OpState, Results, Watch, was_cancelled, watched};
 use crate::transport::{Opcode, Transport};
 
 /// Local memory of a request in a [`Batch`], of any kind.
@@ -154,14 +154,14 @@ pub enum Status {
 
 impl Status {
     /// Returns whether the status is final.
-    pub fn is_over(self) -> bool {
+    pub fn is_finished(self) -> bool {
         !matches!(self, Status::Waiting | Status::Pending)
     }
 
     fn of(result: &Result<()>) -> Self {
         match result {
             Ok(()) => Status::Completed,
-            Err(error) if is_given_back(error) => Status::Canceled,
+            Err(error) if was_cancelled(error) => Status::Canceled,
             Err(error) => match error.kind() {
                 ErrorKind::Timeout => Status::Timeout,
                 _ => Status::Failed,
@@ -190,12 +190,12 @@ impl Progress {
     /// Combines two: completed when both are, failed as soon as one has failed.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
-        let under_way = |status| matches!(status, Status::Waiting | Status::Pending);
+        let is_unfinished = |status| matches!(status, Status::Waiting | Status::Pending);
         let status = match (self.status, other.status) {
-            (known, Status::Completed) => known,
+            (status, Status::Completed) => status,
             (Status::Completed, other) => other,
-            (known, other) if under_way(known) && under_way(other) => Status::Pending,
-            (known, other) if under_way(other) => known,
+            (status, other) if is_unfinished(status) && is_unfinished(other) => Status::Pending,
+            (status, other) if is_unfinished(other) => status,
             (Status::Failed, _) => Status::Failed,
             (_, other) => other,
         };
@@ -211,56 +211,58 @@ pub struct BatchView {
 }
 
 struct View {
-    requests: Box<[Seen]>,
+    requests: Box<[RequestState]>,
     first: Watch,
-    /// Requests that were posted again, by number.
-    again: OnceLock<(Watch, Vec<usize>)>,
+    /// Requests that were posted again: their numbers, sorted, each with that of its operation.
+    repeated: OnceLock<(Watch, Vec<(usize, usize)>)>,
     /// True if the batch is awaited, so failed requests may still be repeated.
-    driven: AtomicBool,
-    given_up: AtomicBool,
+    awaited: AtomicBool,
+    cancelled: AtomicBool,
 }
 
 impl View {
     /// Returns the state of a request's last posting.
-    fn state(&self, index: usize, seen: &Seen) -> Option<OpState> {
-        let again = self.again.get().and_then(|(watch, numbers)| {
-            let op = numbers.iter().position(|number| *number == index)?;
-            watch.state(op)
+    fn state(&self, index: usize, request_state: &RequestState) -> Option<OpState> {
+        let repeated = self.repeated.get().and_then(|(watch, numbers)| {
+            let at = numbers.binary_search_by_key(&index, |(number, _)| *number).ok()?;
+            watch.state(numbers[at].1)
         });
-        again.or_else(|| self.first.state(seen.op))
+        repeated.or_else(|| self.first.state(request_state.op))
     }
 
-    fn give_up(&self) {
-        self.given_up.store(true, Ordering::Release);
-        self.first.give_up();
+    fn cancel(&self) {
+        self.cancelled.store(true, Ordering::Release);
+        self.first.cancel();
         // Pairs with the fence in `posted`: at least one of the two sees the other's change.
         fence(Ordering::SeqCst);
-        if let Some((again, _)) = self.again.get() {
-            again.give_up();
+        if let Some((repeated, _)) = self.repeated.get() {
+            repeated.cancel();
         }
     }
 }
 
 impl Repeats for View {
-    fn are_wanted(&self) -> bool {
-        !self.given_up.load(Ordering::Acquire)
+    fn may_repeat(&self) -> bool {
+        !self.cancelled.load(Ordering::Acquire)
     }
 
     fn posted(&self, watch: Watch, numbers: Vec<usize>) {
-        let (again, _) = self.again.get_or_init(|| (watch, numbers));
+        let mut numbers: Vec<_> = numbers.into_iter().enumerate().map(|(op, number)| (number, op)).collect();
+        numbers.sort_unstable();
+        let (repeated, _) = self.repeated.get_or_init(|| (watch, numbers));
         fence(Ordering::SeqCst);
-        if self.given_up.load(Ordering::Acquire) {
-            again.give_up();
+        if self.cancelled.load(Ordering::Acquire) {
+            repeated.cancel();
         }
     }
 }
 
-struct Seen {
+struct RequestState {
     len: u64,
     /// Number of the operation in the first posting.
     op: usize,
     /// Final `Status`, once there is one.
-    over: AtomicU8,
+    final_status: AtomicU8,
 }
 
 impl BatchView {
@@ -276,18 +278,19 @@ impl BatchView {
 
     /// Returns the status of a request, or `None` if there is no such request.
     pub fn request(&self, index: usize) -> Option<Progress> {
-        let seen = self.shared.requests.get(index)?;
-        let status = Status::from_number(seen.over.load(Ordering::Acquire)).filter(|s| s.is_over());
-        let status = status.unwrap_or_else(|| match self.shared.state(index, seen) {
+        let request_state = self.shared.requests.get(index)?;
+        let status = Status::from_number(request_state.final_status.load(Ordering::Acquire))
+            .filter(|s| s.is_finished());
+        let status = status.unwrap_or_else(|| match self.shared.state(index, request_state) {
             Some(OpState::Done) => Status::Completed,
             // A failed request may be repeated, so its status is not final while the batch is
             // awaited.
-            Some(OpState::Failed) if !self.is_driven() => Status::Failed,
-            Some(OpState::Late) if !self.is_driven() => Status::Timeout,
-            Some(OpState::GivenUp) if !self.is_driven() => Status::Canceled,
+            Some(OpState::Failed) if !self.is_awaited() => Status::Failed,
+            Some(OpState::TimedOut) if !self.is_awaited() => Status::Timeout,
+            Some(OpState::Cancelled) if !self.is_awaited() => Status::Canceled,
             _ => Status::Pending,
         });
-        let transferred = if status == Status::Completed { seen.len } else { 0 };
+        let transferred = if status == Status::Completed { request_state.len } else { 0 };
         Some(Progress { status, transferred })
     }
 
@@ -299,19 +302,19 @@ impl BatchView {
     }
 
     /// Returns whether every request is finished.
-    pub fn is_over(&self) -> bool {
-        (0..self.len()).filter_map(|index| self.request(index)).all(|request| request.status.is_over())
+    pub fn is_finished(&self) -> bool {
+        (0..self.len()).filter_map(|index| self.request(index)).all(|request| request.status.is_finished())
     }
 
     /// Cancels the batch. Requests that are not sent yet are never sent, failed ones are not
     /// repeated, and no notification is sent. Operations in progress continue to their end or their
     /// deadline.
-    pub fn give_up(&self) {
-        self.shared.give_up();
+    pub fn cancel(&self) {
+        self.shared.cancel();
     }
 
-    fn is_driven(&self) -> bool {
-        self.shared.driven.load(Ordering::Acquire)
+    fn is_awaited(&self) -> bool {
+        self.shared.awaited.load(Ordering::Acquire)
     }
 }
 
@@ -334,7 +337,7 @@ pub struct Finished<T: Transport> {
 
 /// Posted batch: a future that repeats failed requests where that is safe, and returns the memory.
 ///
-/// The drop [cancels](BatchView::give_up) the batch. Operations in progress keep their memory until
+/// The drop [cancels](BatchView::cancel) the batch. Operations in progress keep their memory until
 /// they are finished.
 #[must_use = "the outcome of the batch is in it"]
 pub struct Running<T: Transport> {
@@ -369,27 +372,27 @@ impl<T: Transport> Engine<T> {
         let Batch { mut requests, notify } = batch;
         group(&mut requests);
         let routes = routes(&requests);
-        let mut seen: Vec<Seen> =
-            requests.iter().map(|_| Seen { len: 0, op: 0, over: AtomicU8::new(0) }).collect();
+        let mut request_states: Vec<RequestState> =
+            requests.iter().map(|_| RequestState { len: 0, op: 0, final_status: AtomicU8::new(0) }).collect();
         for (op, request) in requests.iter().enumerate() {
             let len = request.transfer.buffer.local().span.len as u64;
-            seen[request.index] = Seen { len, op, over: AtomicU8::new(0) };
+            request_states[request.index] = RequestState { len, op, final_status: AtomicU8::new(0) };
         }
-        let (done, ticket, first) = watched(requests, seen.len(), deadline);
+        let (done, ticket, first) = watched(requests, request_states.len(), deadline);
         let view = BatchView {
             shared: Arc::new(View {
-                requests: seen.into(),
+                requests: request_states.into(),
                 first,
-                again: OnceLock::new(),
-                driven: AtomicBool::new(true),
-                given_up: AtomicBool::new(false),
+                repeated: OnceLock::new(),
+                awaited: AtomicBool::new(true),
+                cancelled: AtomicBool::new(false),
             }),
         };
         let began = self.inner.clock.now();
-        self.inner.post_runs(Direction::Own, &ticket.buffer(), done);
+        self.inner.post_runs(Direction::PerRequest, &ticket.buffer(), done);
         let work = drive(
             self.inner.clone(),
-            Undriven(view.clone()),
+            StopAwaitingOnDrop(view.clone()),
             ticket.results(),
             routes,
             deadline,
@@ -405,7 +408,7 @@ type Routes<T> = Vec<(usize, Arc<super::target::Route<T>>)>;
 
 async fn drive<T: Transport>(
     engine: Arc<Inner<T>>,
-    undriven: Undriven,
+    stop_awaiting: StopAwaitingOnDrop,
     posted: Results<Posted<T>>,
     routes: Routes<T>,
     deadline: Option<Moment>,
@@ -413,14 +416,14 @@ async fn drive<T: Transport>(
     notify: Option<(Target<T>, Notification)>,
 ) -> Finished<T> {
     let (results, requests) = posted.await;
-    let view = &*undriven.0.shared;
-    let posting = (Direction::Own, deadline, began);
+    let view = &*stop_awaiting.0.shared;
+    let posting = (Direction::PerRequest, deadline, began);
     let (results, requests) = engine.finish_batch(posting, results, requests, &routes, view).await;
-    for (seen, result) in view.requests.iter().zip(&results) {
-        seen.over.store(Status::of(result) as u8, Ordering::Release);
+    for (request_state, result) in view.requests.iter().zip(&results) {
+        request_state.final_status.store(Status::of(result) as u8, Ordering::Release);
     }
     let notified = match notify {
-        Some((target, notification)) if view.are_wanted() && results.iter().all(Result::is_ok) => {
+        Some((target, notification)) if view.may_repeat() && results.iter().all(Result::is_ok) => {
             Some(engine.notify_by(&target, &notification, deadline).await)
         }
         Some(_) => Some(Err(Error::invalid("cannot send notification: the batch failed or was cancelled"))),
@@ -439,21 +442,24 @@ impl<T: Transport> Inner<T> {
     ) -> Result<()> {
         let sending = self.notify(target.name(), notification);
         let (Some(at), Some(_)) = (deadline, &self.runtime) else { return sending.await };
-        let late = || Error::new(ErrorCode::RpcTimeout, "cannot send notification: its deadline has passed");
-        tokio::time::timeout(at.since(self.clock.now()), sending).await.unwrap_or_else(|_| Err(late()))
+        let deadline_error =
+            || Error::new(ErrorCode::RpcTimeout, "cannot send notification: its deadline has passed");
+        tokio::time::timeout(at.since(self.clock.now()), sending)
+            .await
+            .unwrap_or_else(|_| Err(deadline_error()))
     }
 }
 
 /// Guard that records on drop that the batch is not awaited any more.
-struct Undriven(BatchView);
+struct StopAwaitingOnDrop(BatchView);
 
-impl Drop for Undriven {
+impl Drop for StopAwaitingOnDrop {
     fn drop(&mut self) {
         let view = &self.0.shared;
-        view.driven.store(false, Ordering::Release);
+        view.awaited.store(false, Ordering::Release);
         let mut requests = view.requests.iter().enumerate();
-        if requests.any(|(index, seen)| view.state(index, seen) == Some(OpState::Pending)) {
-            view.give_up();
+        if requests.any(|(index, request_state)| view.state(index, request_state) == Some(OpState::Pending)) {
+            view.cancel();
         }
     }
 }

@@ -12,10 +12,12 @@ mod mixed;
 #[allow(unsafe_code)]
 mod regions;
 mod request;
+mod retired_spans;
 mod target;
+mod targets;
+mod upkeep;
 
 use std::borrow::Cow;
-use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -23,9 +25,10 @@ use std::time::Duration;
 
 use futures::{FutureExt, Stream};
 use mooncake_core::clock::{Moment, Rng, SharedClock};
-use mooncake_core::memory::MemorySource;
+use mooncake_core::memory::{MemorySource, MemorySpan};
 use mooncake_core::{Error, ErrorCode, Result};
 use parking_lot::Mutex;
+use tokio::task::AbortHandle;
 use tracing::warn;
 
 use crate::directory::Directory;
@@ -46,6 +49,8 @@ pub use target::{LookUps, Target};
 use inbox::Inbox;
 use metrics::Meters;
 use regions::{OpenRange, Regions};
+use retired_spans::{RetiredSpans, addresses};
+use targets::Targets;
 
 /// Endpoint of one node for all transfers. Clones are handles of the same engine. The drop of the
 /// last handle withdraws the segment in the background, if the runtime lives long enough.
@@ -81,8 +86,9 @@ struct Inner<T: Transport> {
     /// True if descriptors are looked up once, and again after a failed transfer.
     caches: bool,
     regions: Arc<Regions>,
+    retired_spans: RetiredSpans,
     meters: Meters,
-    targets: Mutex<HashMap<String, Target<T>>>,
+    targets: Mutex<Targets<T>>,
     found: target::FoundProcesses,
     /// State of the mount: descriptors may report that the memory is not mounted yet.
     mount: AtomicU8,
@@ -90,13 +96,39 @@ struct Inner<T: Transport> {
     server: Mutex<Option<HandshakeServer>>,
     /// Number of changes to the memory that peers may reach.
     changes: AtomicU64,
-    /// Number of the last change that the directory has.
-    publishing: tokio::sync::Mutex<Option<u64>>,
+    /// Last publication. The lock is held during a publication.
+    publishing: tokio::sync::Mutex<Publication>,
+    /// True if another engine has taken the name.
+    is_replaced: AtomicBool,
     runtime: Option<tokio::runtime::Handle>,
+    /// Tasks that end with the engine.
+    tasks: Mutex<Vec<AbortHandle>>,
     closed: AtomicBool,
 }
 
+/// Last publication of the descriptor.
+#[derive(Debug, Default)]
+struct Publication {
+    /// Number of the last change that the directory has, or `None` after a failed publication.
+    change: Option<u64>,
+    /// Fingerprint of the entry, or `None` if the directory changes the text.
+    fingerprint: Option<u64>,
+    /// True if the same descriptor was published again because the entry differed.
+    is_republished: bool,
+}
+
 impl<T: Transport> Engine<T> {
+    /// Records that peers may use the addresses of a span until `until`, although it is no longer
+    /// offered to them.
+    pub fn retire_span(&self, span: MemorySpan, until: Moment) {
+        self.inner.retired_spans.add(addresses(span), until, self.inner.clock.now());
+    }
+
+    /// Returns whether peers may use an address of the span that was offered to them before.
+    pub fn is_span_retired(&self, span: MemorySpan) -> bool {
+        self.inner.retired_spans.overlap(&addresses(span), self.inner.clock.now())
+    }
+
     /// Returns the name that other engines open. With `P2PHANDSHAKE` it is the local handshake
     /// address.
     pub fn name(&self) -> &str {
@@ -187,6 +219,15 @@ impl<T: Transport> Engine<T> {
         self.inner.publish(false).await
     }
 
+    /// Publishes the handshake address and the descriptor again, whatever the directory has.
+    ///
+    /// # Errors
+    /// Returns `AlreadyExists` if another engine has taken the name, and the errors of the
+    /// directory.
+    pub async fn publish_again(&self) -> Result<()> {
+        self.inner.publish_again().await
+    }
+
     /// Returns the number of processes found so far. Addresses requested from a third party
     /// afterwards are valid in these processes: see [`Target::pinned`].
     pub fn look_ups(&self) -> LookUps {
@@ -230,8 +271,13 @@ impl<T: Transport> Engine<T> {
     /// segment was opened before. Returns `NotFound` if no engine published the name, and
     /// `Unavailable` or `Timeout` if its owner does not respond.
     pub async fn open(&self, name: &str) -> Result<Target<T>> {
-        let name = &*self.inner.full_name(name);
-        let known = self.inner.targets.lock().get(name).cloned();
+        // A full name, which most are, is found without being parsed.
+        let mut known = self.inner.targets.lock().use_target(name);
+        let full = if known.is_some() { name.into() } else { self.inner.full_name(name) };
+        let name = &*full;
+        if known.is_none() {
+            known = self.inner.targets.lock().use_target(name);
+        }
         if let Some(target) = known {
             if !self.inner.caches && name != self.inner.name {
                 self.inner.look_up_again(&target, &target.route()).await?;
@@ -239,9 +285,8 @@ impl<T: Transport> Engine<T> {
             return Ok(target);
         }
         let route = self.inner.route(name).await?;
-        let mut targets = self.inner.targets.lock();
-        let new = || Target::new(name, route, self.inner.rng.lock().split());
-        Ok(targets.entry(name.to_owned()).or_insert_with(new).clone())
+        let create = || Target::new(name, route, self.inner.rng.lock().split());
+        Ok(self.inner.targets.lock().use_or_insert(name, create))
     }
 
     /// Opens a segment like [`open`](Self::open), before a deadline. Returns `Timeout` after the
@@ -265,7 +310,9 @@ impl<T: Transport> Engine<T> {
     /// Removes an opened segment from the cache, so that the next [`open`](Self::open) looks it up
     /// again.
     pub fn forget(&self, name: &str) {
-        self.inner.targets.lock().remove(&*self.inner.full_name(name));
+        let removed = self.inner.targets.lock().remove(&self.inner.full_name(name));
+        // The drop may close a connection, so that it happens outside of the lock.
+        drop(removed);
     }
 
     /// Sends a notification to another engine's handshake port.
@@ -385,12 +432,18 @@ impl<T: Transport> Inner<T> {
     async fn publish(&self, fresh: bool) -> Result<()> {
         let mut known = self.publishing.lock().await;
         let change = self.changes.load(Ordering::SeqCst);
-        if self.closed.load(Ordering::SeqCst) || *known == Some(change) {
+        if self.closed.load(Ordering::SeqCst) || known.change == Some(change) {
             return Ok(());
         }
-        *known = None;
-        self.directory.publish(&self.descriptor(), fresh).await?;
-        *known = Some(change);
+        self.publish_locked(&mut known, fresh).await
+    }
+
+    /// Publishes the present descriptor, whatever the directory has.
+    async fn publish_locked(&self, known: &mut Publication, fresh: bool) -> Result<()> {
+        let change = self.changes.load(Ordering::SeqCst);
+        *known = Publication::default();
+        let print = self.directory.publish(&self.descriptor(), fresh).await?;
+        *known = Publication { change: Some(change), fingerprint: print, is_republished: false };
         Ok(())
     }
 
@@ -413,6 +466,7 @@ impl<T: Transport> Inner<T> {
 impl<T: Transport> Drop for Inner<T> {
     fn drop(&mut self) {
         self.inbox.close();
+        self.tasks.get_mut().iter().for_each(AbortHandle::abort);
         if !self.closed.swap(true, Ordering::SeqCst) {
             let (directory, name, at) = (self.directory.clone(), self.name.clone(), self.at.clone());
             self.detach(

@@ -19,18 +19,18 @@ static PROCESS: LazyLock<Mutex<HashMap<String, ProcessEngine>>> = LazyLock::new(
 /// Open memory of an engine, and the process that opened it. A forked child inherits the engines of
 /// its parent, but has other memory at their addresses.
 struct ProcessEngine {
-    made_by: u32,
+    process_id: u32,
     memory: Weak<ExposedMemory>,
 }
 
 /// Ranges of one engine that are open to peers.
 pub(super) struct Regions {
     instance: String,
-    taken: Mutex<BTreeMap<u64, Taken>>,
+    claimed: Mutex<BTreeMap<u64, ClaimedRange>>,
     exposed: Arc<ExposedMemory>,
 }
 
-struct Taken {
+struct ClaimedRange {
     len: u64,
     /// Exported key, present once the range is open to peers.
     open: Option<Vec<u8>>,
@@ -56,10 +56,9 @@ impl Regions {
         let instance = format!("{:016x}{:016x}", rng.next_u64(), rng.next_u64());
         let exposed = ExposedMemory::new();
         let mut process = PROCESS.lock();
-        process.retain(|_, engine| engine.memory.strong_count() != 0);
-        let engine = ProcessEngine { made_by: std::process::id(), memory: Arc::downgrade(&exposed) };
+        let engine = ProcessEngine { process_id: std::process::id(), memory: Arc::downgrade(&exposed) };
         process.insert(instance.clone(), engine);
-        Arc::new(Self { instance, taken: Mutex::default(), exposed })
+        Arc::new(Self { instance, claimed: Mutex::default(), exposed })
     }
 
     /// Returns the identity of this run of this engine.
@@ -73,16 +72,16 @@ impl Regions {
         if len == 0 {
             return Err(Error::invalid("cannot register memory: it has no bytes"));
         }
-        let mut taken = self.taken.lock();
+        let mut claimed = self.claimed.lock();
         let last = addr.saturating_add(len - 1);
-        if let Some((other, entry)) = taken.range(..=last).next_back()
+        if let Some((other, entry)) = claimed.range(..=last).next_back()
             && other + entry.len > addr
         {
             let text =
                 format!("{len} bytes at {addr:#x} overlap the {} bytes registered at {other:#x}", entry.len);
             return Err(Error::invalid(text).with_engine_code(EngineCode::AddressOverlapped));
         }
-        taken.insert(addr, Taken { len, open: None });
+        claimed.insert(addr, ClaimedRange { len, open: None });
         Ok(Claim { regions: self.clone(), addr })
     }
 
@@ -90,23 +89,23 @@ impl Regions {
     pub(super) fn open(&self, claim: &Claim, span: MemorySpan, key: Vec<u8>) -> Result<OpenRange> {
         // SAFETY: the entry lives in the region, which drops it before the memory.
         let exposure = unsafe { self.exposed.expose(span) }?;
-        if let Some(taken) = self.taken.lock().get_mut(&claim.addr) {
-            taken.open = Some(key);
+        if let Some(claimed) = self.claimed.lock().get_mut(&claim.addr) {
+            claimed.open = Some(key);
         }
         Ok(OpenRange { regions: claim.regions.clone(), addr: claim.addr, _exposure: exposure })
     }
 
     /// Returns the open ranges for the descriptor.
     pub(super) fn buffers(&self, name: &str) -> Vec<BufferDesc> {
-        self.taken
+        self.claimed
             .lock()
             .iter()
-            .filter_map(|(addr, taken)| {
-                let key = taken.open.clone()?;
+            .filter_map(|(addr, claimed)| {
+                let key = claimed.open.clone()?;
                 Some(BufferDesc {
                     name: name.into(),
                     addr: *addr,
-                    length: taken.len,
+                    length: claimed.len,
                     key,
                     ..BufferDesc::default()
                 })
@@ -118,20 +117,26 @@ impl Regions {
     pub(super) fn in_process(instance: &str) -> Option<Arc<ExposedMemory>> {
         let process = PROCESS.lock();
         let engine = process.get(instance)?;
-        engine.memory.upgrade().filter(|_| engine.made_by == std::process::id())
+        engine.memory.upgrade().filter(|_| engine.process_id == std::process::id())
+    }
+}
+
+impl Drop for Regions {
+    fn drop(&mut self) {
+        PROCESS.lock().remove(&self.instance);
     }
 }
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        self.regions.taken.lock().remove(&self.addr);
+        self.regions.claimed.lock().remove(&self.addr);
     }
 }
 
 impl Drop for OpenRange {
     fn drop(&mut self) {
-        if let Some(taken) = self.regions.taken.lock().get_mut(&self.addr) {
-            taken.open = None;
+        if let Some(claimed) = self.regions.claimed.lock().get_mut(&self.addr) {
+            claimed.open = None;
         }
     }
 }

@@ -22,14 +22,14 @@ pub struct Request<T: Transport, B> {
 pub(super) enum Direction {
     All(Opcode),
     /// Direction of each request.
-    Own,
+    PerRequest,
 }
 
 impl Direction {
     pub(super) fn of_request<T: Transport, B>(self, request: &Request<T, B>) -> Opcode {
         match self {
             Direction::All(opcode) => opcode,
-            Direction::Own => request.opcode,
+            Direction::PerRequest => request.opcode,
         }
     }
 }

@@ -95,11 +95,13 @@ impl FoundProcesses {
         let Some(instance) = instance_of(desc) else { return ProcessNumber::ANY };
         let awaits_mount = awaits_mount(desc);
         let mut latest = self.latest.lock();
-        let is_same = |known: &&FoundProcess| {
-            *known.segment == *name && *known.instance == *instance && known.awaits_mount == awaits_mount
+        let is_same = |process: &&FoundProcess| {
+            *process.segment == *name
+                && *process.instance == *instance
+                && process.awaits_mount == awaits_mount
         };
-        if let Some(known) = latest.iter().find(is_same) {
-            return known.number;
+        if let Some(process) = latest.iter().find(is_same) {
+            return process.number;
         }
         let number = ProcessNumber(self.last.fetch_add(1, Ordering::SeqCst) + 1);
         latest.truncate(REMEMBERED - 1);
@@ -146,7 +148,7 @@ impl<T: Transport> Target<T> {
     /// caller then requests the addresses again.
     pub fn pinned(&self, before: LookUps) -> Result<Self> {
         let route = self.route();
-        if route.awaits_mount { Err(self.found_late()) } else { self.pinned_to(route, before) }
+        if route.awaits_mount { Err(self.found_too_late_error()) } else { self.pinned_to(route, before) }
     }
 
     /// Returns a handle as [`pinned`](Self::pinned) does, for addresses that the process itself
@@ -160,12 +162,12 @@ impl<T: Transport> Target<T> {
 
     fn pinned_to(&self, route: Arc<Route<T>>, before: LookUps) -> Result<Self> {
         if !route.number.is_in(before) && !is_planted("store-ignores-instances") {
-            return Err(self.found_late());
+            return Err(self.found_too_late_error());
         }
         Ok(Self { inner: self.inner.clone(), pinned: Some(route) })
     }
 
-    fn found_late(&self) -> Error {
+    fn found_too_late_error(&self) -> Error {
         Error::new(
             ErrorCode::TransferFail,
             format!(
@@ -173,6 +175,11 @@ impl<T: Transport> Target<T> {
                 self.inner.name
             ),
         )
+    }
+
+    /// Returns whether other handles of the target exist.
+    pub(super) fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.inner) > 1
     }
 
     /// Returns whether the process has published that its memory is not mounted yet.

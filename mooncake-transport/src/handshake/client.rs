@@ -13,14 +13,16 @@ use tokio::time::timeout;
 use super::frame::{HEADER, Kind, encode, parse_payload, payload_len};
 use super::{HandshakeConfig, Notification};
 use crate::net::{self, HostPort};
-use crate::segment::SegmentDesc;
+use crate::segment::{MAX_DESC_BYTES, SegmentDesc};
 
 /// Sends one request and returns the body of its response. A peer that closes the connection after
 /// a [`Kind::Connection`] may not know type bytes, so the request is repeated without one.
 pub async fn exchange(peer: &HostPort, kind: Kind, body: &[u8], config: &HandshakeConfig) -> Result<Vec<u8>> {
     let at = |error: Error| error.context(format!("handshake port {peer}"));
-    match ask(peer, kind, false, body, config).await {
-        Err(Failure::HungUp) if kind == Kind::Connection => ask(peer, kind, true, body, config).await,
+    match send_request(peer, kind, false, body, config).await {
+        Err(Failure::HungUp) if kind == Kind::Connection => {
+            send_request(peer, kind, true, body, config).await
+        }
         reply => reply,
     }
     .map_err(|failure| at(failure.into()))
@@ -53,7 +55,7 @@ impl From<Failure> for Error {
     }
 }
 
-async fn ask(
+async fn send_request(
     peer: &HostPort,
     kind: Kind,
     legacy: bool,
@@ -71,7 +73,12 @@ async fn ask(
             }
             Err(error) => return Err(error.into()),
         }
-        let len = payload_len(header, config.max_len)?;
+        // A descriptor has a limit of its own, so that engines with many regions are found.
+        let max = match kind {
+            Kind::Metadata => config.max_len.max(MAX_DESC_BYTES + 1),
+            _ => config.max_len,
+        };
+        let len = payload_len(header, max)?;
         let mut payload = Vec::new();
         // The buffer grows with the received bytes, not with the announced length.
         (&mut stream).take(len as u64).read_to_end(&mut payload).await?;
@@ -110,7 +117,11 @@ pub async fn fetch_descriptor(peer: &HostPort, own: &[u8], config: &HandshakeCon
 pub async fn notify(peer: &HostPort, notification: &Notification, config: &HandshakeConfig) -> Result<()> {
     let body = json!({"name": notification.name, "notify_msg": notification.message}).to_string();
     let too_long = |error: Error| match body.len() > config.max_len {
-        true => error.context(format!("{} bytes, where frames have {} at most", body.len(), config.max_len)),
+        true => error.context(format!(
+            "{} bytes, where frames have {} at most (MC_HANDSHAKE_MAX_LENGTH)",
+            body.len(),
+            config.max_len
+        )),
         false => error,
     };
     let reply = exchange(peer, Kind::Notify, body.as_bytes(), config).await.map_err(too_long)?;

@@ -1,6 +1,7 @@
 //! Frames: `u64 length` little-endian | type byte | JSON. The oldest versions of Mooncake C++ send
 //! no type byte.
 
+use mooncake_core::error::Reason;
 use mooncake_core::{Error, ErrorCode, Result};
 
 /// Kind of a request. The number is its type byte.
@@ -37,7 +38,11 @@ pub fn payload_len(header: [u8; HEADER], max: usize) -> Result<usize> {
     match usize::try_from(len) {
         Ok(0) => Err(bad("a handshake frame of no bytes".into())),
         Ok(len) if len <= max => Ok(len),
-        _ => Err(bad(format!("a handshake frame of {len} bytes, at most {max} are read"))),
+        _ => {
+            let text =
+                format!("a handshake frame of {len} bytes, at most {max} are read (MC_HANDSHAKE_MAX_LENGTH)");
+            Err(bad(text).with_reason(Reason::TooLong))
+        }
     }
 }
 

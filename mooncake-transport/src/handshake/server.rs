@@ -2,16 +2,20 @@
 //! others.
 
 use std::net::{SocketAddr, TcpListener};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
 
+use mooncake_core::clock::{Clock, Moment, SystemClock};
+use mooncake_core::error::Reason;
 use mooncake_core::fork::ParentOnly;
 use mooncake_core::{Error, Result};
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
-use tracing::debug;
+use tracing::{debug, warn};
 
 use super::frame::{Frame, HEADER, Kind, encode, parse_payload, payload_len};
 use super::{ConnectionDescriptor, HandshakeConfig, HandshakeService, Notification};
@@ -20,6 +24,10 @@ use crate::admission::{ConnectionSlot, Connections, ListenerLimits};
 /// Maximum number of bytes that a client may send after its request before the connection is
 /// closed.
 const MAX_DRAIN: u64 = 64 << 10;
+/// Least time between two log lines about messages that are too long.
+const LOG_PAUSE: Duration = Duration::from_secs(10);
+/// Size of the first buffer for a request in bytes.
+const PART: usize = 16 << 10;
 
 /// Running handshake port. The drop stops it and closes its connections.
 #[derive(Debug)]
@@ -69,22 +77,38 @@ async fn accept(
 ) {
     // The connections end with this task.
     let mut connections = Connections::new(ListenerLimits {
-        name: "handshake",
-        slots: config.max_connections,
-        descriptor_share: 4,
         request: Some(config.receive_timeout),
         idle: Some(config.receive_timeout),
+        ..ListenerLimits::new("handshake", config.max_connections, 4)
     });
     loop {
         let (stream, peer) = connections.accept(|cx| listener.poll_accept(cx)).await;
         let (service, config) = (service.clone(), config.clone());
         connections.admit(|slot| async move {
+            slot.set_peer(peer);
             let mut stream = ParentOnly::new(stream);
             if let Err(error) = serve(&mut stream, &*service, &config, &slot).await {
-                debug!(%peer, %error, "handshake connection closed without a reply");
+                match error.reason() {
+                    Some(Reason::TooLong) if may_log() => {
+                        warn!(%peer, %error, "handshake connection closed: the message is too long");
+                    }
+                    _ => debug!(%peer, %error, "handshake connection closed without a reply"),
+                }
             }
         });
     }
+}
+
+/// Returns whether a message that is too long is logged: one in [`LOG_PAUSE`].
+fn may_log() -> bool {
+    static CLOCK: LazyLock<SystemClock> = LazyLock::new(SystemClock::new);
+    static LOGGED: Mutex<Option<Moment>> = Mutex::new(None);
+    let (now, mut logged) = (CLOCK.now(), LOGGED.lock());
+    let is_due = logged.is_none_or(|logged| now.since(logged) >= LOG_PAUSE);
+    if is_due {
+        *logged = Some(now);
+    }
+    is_due
 }
 
 async fn serve(
@@ -96,14 +120,17 @@ async fn serve(
     stream.set_nodelay(true)?;
     let silent = |_| Error::from(std::io::Error::from(std::io::ErrorKind::TimedOut));
     let request =
-        timeout(config.receive_timeout, receive(stream, config.max_len)).await.map_err(silent)??;
+        timeout(config.receive_timeout, receive(stream, config.max_len, slot)).await.map_err(silent)??;
     if !slot.work() {
         return Ok(());
     }
     let frame = parse_payload(&request)?;
     let reply = answer(&frame, service).await?;
     let reply = encode(frame.kind, frame.legacy, &reply);
-    slot.wait_for_request();
+    drop(request);
+    slot.end_transfer();
+    slot.wait_for_reader(reply.len() as u64);
+    slot.hold(reply.capacity());
     let rest = async {
         stream.write_all(&reply).await?;
         stream.shutdown().await?;
@@ -114,15 +141,20 @@ async fn serve(
     Ok(())
 }
 
-async fn receive(stream: &mut TcpStream, max: usize) -> Result<Vec<u8>> {
+async fn receive(stream: &mut TcpStream, max: usize, slot: &ConnectionSlot) -> Result<Vec<u8>> {
     let mut header = [0; HEADER];
     stream.read_exact(&mut header).await?;
     let len = payload_len(header, max)?;
+    let mut rest = stream.take(len as u64);
     let mut payload = Vec::new();
-    // The buffer grows with the received bytes, not with the announced length.
-    stream.take(len as u64).read_to_end(&mut payload).await?;
-    if payload.len() < len {
-        return Err(Error::invalid("the connection ended inside a frame"));
+    while payload.len() < len {
+        // The buffer grows with the received bytes, not with the announced length.
+        payload.reserve((len - payload.len()).min(payload.len().max(PART)));
+        slot.wait_within_request(len as u64);
+        slot.hold(payload.capacity());
+        if rest.read_buf(&mut payload).await? == 0 {
+            return Err(Error::invalid("the connection ended inside a frame"));
+        }
     }
     Ok(payload)
 }

@@ -4,4 +4,4 @@ mod query;
 mod serving;
 
 pub use query::{decoded, parameter, raw};
-pub use serving::{STOP_PATIENCE, http_limits, serve};
+pub use serving::{STOP_PATIENCE, Turns, http_limits, serve};

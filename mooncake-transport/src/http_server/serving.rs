@@ -1,27 +1,31 @@
-//! HTTP connections of one listener: limits on number and time, and a stop that does not wait for
-//! peers.
+//! HTTP connections of one listener: limits on number, time, rate and bytes, and a stop that does
+//! not wait for peers.
 
+use std::convert::Infallible;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, Bytes};
-use axum::http::Request;
+use axum::http::{Request, StatusCode};
+use axum::response::IntoResponse;
 use hyper::body::{Frame, Incoming, SizeHint};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use mooncake_core::fault_injection::is_planted;
 use mooncake_core::fork::ParentOnly;
+use mooncake_core::web_origin::{AllowedHosts, Guard, RequestHead};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::watch;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tower_service::Service;
 
-use crate::admission::{ConnectionSlot, Connections, ListenerLimits};
+use crate::admission::{ConnectionSlot, Connections, ListenerLimits, Turn};
 
 /// Maximum time between the first byte of a request and the end of its header, and between two
 /// parts of its body.
@@ -33,18 +37,26 @@ pub const STOP_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Returns the bounds of an HTTP listener of that name.
 pub fn http_limits(name: &'static str, slots: usize, descriptor_share: u64) -> ListenerLimits {
-    ListenerLimits { name, slots, descriptor_share, request: Some(REQUEST), idle: Some(IDLE) }
+    ListenerLimits {
+        request: Some(REQUEST),
+        idle: Some(IDLE),
+        ..ListenerLimits::new(name, slots, descriptor_share)
+    }
 }
 
 /// Serves the routes until the future is ready. Requests with a complete header by then are
 /// answered within [`STOP_PATIENCE`]; then every connection is closed.
+///
+/// Requests that change state are refused with 403 if the page of another origin sends them.
+/// `hosts` has the names by which own pages may call the server.
 pub async fn serve(
     listener: ParentOnly<TcpListener>,
     pages: Router,
     limits: ListenerLimits,
+    hosts: AllowedHosts,
     until: impl Future<Output = ()> + Send,
 ) {
-    let mut connections = Connections::new(limits);
+    let (mut connections, hosts) = (Connections::new(limits), Arc::new(hosts));
     let (stop, stopped) = watch::channel(false);
     let mut until = std::pin::pin!(until);
     loop {
@@ -53,9 +65,10 @@ pub async fn serve(
             () = &mut until => break,
             accepted = connections.accept(|cx| listener.poll_accept(cx)) => accepted,
         };
-        let (pages, stopped) = (pages.clone(), stopped.clone());
+        let (pages, hosts, stopped) = (pages.clone(), hosts.clone(), stopped.clone());
         connections.admit(|slot| async move {
-            if let Err(error) = serve_connection(stream, pages, slot, stopped).await {
+            slot.set_peer(peer);
+            if let Err(error) = serve_connection(stream, pages, hosts, slot, stopped).await {
                 tracing::debug!(%peer, %error, "HTTP connection ended");
             }
         });
@@ -69,23 +82,30 @@ pub async fn serve(
 async fn serve_connection(
     stream: TcpStream,
     pages: Router,
+    hosts: Arc<AllowedHosts>,
     slot: ConnectionSlot,
     mut stopped: watch::Receiver<bool>,
 ) -> hyper::Result<()> {
-    let slot = Arc::new(slot);
-    let io = TokioIo::new(Watched { stream: ParentOnly::new(stream), slot: slot.clone() });
-    let service = service_fn(move |request: Request<Incoming>| {
-        let (slot, mut pages) = (slot.clone(), pages.clone());
+    let exchange = Arc::new(Exchange::new(slot));
+    let io = TokioIo::new(Watched { stream: ParentOnly::new(stream), exchange: exchange.clone() });
+    let service = service_fn(move |mut request: Request<Incoming>| {
+        let (exchange, mut pages) = (exchange.clone(), pages.clone());
+        request.extensions_mut().insert(Turns(exchange.clone()));
+        let refusal = refusal(&request, &hosts);
         async move {
             // A connection that has been closed is aborted at the next await, before a route sees
             // the request.
-            if !slot.work() {
+            if !exchange.slot.work() {
                 std::future::pending::<()>().await;
             }
-            let _working = Working(&slot);
-            let body = |body| Body::new(WatchedBody { body, slot: slot.clone() });
-            // A router is always ready.
-            pages.call(request.map(body)).await
+            let _working = Working(&exchange);
+            let body = |body| Body::new(WatchedBody { body, exchange: exchange.clone() });
+            let response = match refusal {
+                Some(text) => (StatusCode::FORBIDDEN, text).into_response(),
+                // A router is always ready.
+                None => pages.call(request.map(body)).await?,
+            };
+            Ok::<_, Infallible>(response.map(|body| WatchedResponse::new(body, exchange.clone())))
         }
     });
     let mut connection = std::pin::pin!(http1::Builder::new().serve_connection(io, service));
@@ -97,19 +117,142 @@ async fn serve_connection(
     connection.await
 }
 
+/// Returns why a request is refused, if it is one of a website that may not send it.
+fn refusal(request: &Request<Incoming>, hosts: &AllowedHosts) -> Option<String> {
+    let headers = request.headers().iter().map(|(name, value)| (name.as_str(), value.as_bytes()));
+    let authority = request.uri().authority().map(|authority| authority.as_str());
+    let refusal =
+        RequestHead::new(request.method().as_str(), authority, headers).refusal(hosts, Guard::Changes);
+    refusal.inspect(|text| {
+        tracing::debug!(path = request.uri().path(), reason = text.trim_end(), "request refused")
+    })
+}
+
+/// Turns of the requests of a connection, as an extension of each request.
+#[derive(Clone, Debug)]
+pub struct Turns(Arc<Exchange>);
+
+impl Turns {
+    /// Waits for a permit. Until then, the connection may be closed for a new one. Returns `None`
+    /// if the semaphore is closed.
+    pub async fn acquire(&self, permits: &Arc<Semaphore>) -> Option<OwnedSemaphorePermit> {
+        if let Ok(permit) = permits.clone().try_acquire_owned() {
+            return Some(permit);
+        }
+        let exchange = &*self.0;
+        let turn = InTurn { exchange, turn: exchange.slot.begin_turn() };
+        let mut acquired = std::pin::pin!(permits.clone().acquire_owned());
+        let permit = std::future::poll_fn(|cx| {
+            exchange.is_in_turn.store(true, Relaxed);
+            let polled = acquired.as_mut().poll(cx);
+            if polled.is_pending() && !is_planted("turns-count-as-work") {
+                exchange.slot.wait_for_turn();
+                exchange.hold();
+            }
+            polled
+        });
+        let permit = permit.await.ok();
+        drop(turn);
+        // A connection that has been closed is aborted at the next await.
+        if !exchange.slot.work() {
+            std::future::pending::<()>().await;
+        }
+        permit
+    }
+}
+
+/// Guard of a wait for a turn.
+struct InTurn<'a> {
+    exchange: &'a Exchange,
+    turn: Turn,
+}
+
+impl Drop for InTurn<'_> {
+    fn drop(&mut self) {
+        self.exchange.is_in_turn.store(false, Relaxed);
+        self.exchange.slot.end_turn(self.turn);
+    }
+}
+
+/// Request and response of a connection that are in progress.
+#[derive(Debug)]
+struct Exchange {
+    slot: ConnectionSlot,
+    /// Bytes of the request that have arrived.
+    received: AtomicUsize,
+    /// Bytes of the response that have been produced and not been sent.
+    unsent: AtomicUsize,
+    /// Bytes of the response that have been produced.
+    produced: AtomicUsize,
+    /// True while more of the response is produced.
+    is_open: AtomicBool,
+    /// True until the response has been sent.
+    is_responding: AtomicBool,
+    /// True while the request waits for its turn.
+    is_in_turn: AtomicBool,
+}
+
+impl Exchange {
+    fn new(slot: ConnectionSlot) -> Self {
+        let (received, unsent, produced) = Default::default();
+        let (is_open, is_responding, is_in_turn) = Default::default();
+        Self { slot, received, unsent, produced, is_open, is_responding, is_in_turn }
+    }
+
+    /// Accounts for the bytes of a connection that waits for its peer.
+    fn hold(&self) {
+        self.slot.hold(self.received.load(Relaxed) + self.unsent.load(Relaxed));
+    }
+
+    /// Marks the connection as waiting for its peer to read the response.
+    fn wait_for_reader(&self) {
+        self.slot.wait_for_reader(self.produced.load(Relaxed) as u64);
+        self.hold();
+    }
+
+    /// Records the outcome of a write to the stream.
+    fn record_write(&self, written: &Poll<io::Result<usize>>) {
+        match written {
+            Poll::Pending => self.wait_for_reader(),
+            // Heads and lengths of parts leave with the bytes of the body.
+            Poll::Ready(Ok(count)) if !is_planted("sent-bytes-stay") => {
+                let unsent = self.unsent.load(Relaxed);
+                self.unsent.store(unsent.saturating_sub(*count), Relaxed);
+            }
+            Poll::Ready(_) => {}
+        }
+    }
+
+    /// Records that everything that was produced has been sent.
+    fn record_flush(&self) {
+        if self.unsent.load(Relaxed) != 0 {
+            self.unsent.store(0, Relaxed);
+            self.hold();
+        }
+        if self.is_responding.load(Relaxed) && !self.is_open.load(Relaxed) {
+            self.is_responding.store(false, Relaxed);
+            self.produced.store(0, Relaxed);
+            self.slot.end_transfer();
+        }
+    }
+}
+
 /// Guard of a request in progress. Afterwards the connection waits for its peer.
-struct Working<'a>(&'a ConnectionSlot);
+struct Working<'a>(&'a Exchange);
 
 impl Drop for Working<'_> {
     fn drop(&mut self) {
-        self.0.wait_for_request();
+        self.0.received.store(0, Relaxed);
+        self.0.hold();
+        self.0.slot.end_transfer();
+        self.0.slot.wait_for_request();
     }
 }
 
 /// Stream whose first bytes begin a request.
 struct Watched {
     stream: ParentOnly<TcpStream>,
-    slot: Arc<ConnectionSlot>,
+    exchange: Arc<Exchange>,
 }
 
 impl AsyncRead for Watched {
@@ -118,18 +261,31 @@ impl AsyncRead for Watched {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        ready!(Pin::new(&mut *self.stream).poll_read(cx, buf))?;
-        self.slot.begin_request();
+        let before = buf.filled().len();
+        let polled = Pin::new(&mut *self.stream).poll_read(cx, buf)?;
+        if polled.is_pending() {
+            self.exchange.hold();
+            return Poll::Pending;
+        }
+        self.exchange.received.fetch_add(buf.filled().len() - before, Relaxed);
+        // A later request does not begin before this one has had its turn.
+        if !self.exchange.is_in_turn.load(Relaxed) {
+            self.exchange.slot.begin_request();
+        }
         Poll::Ready(Ok(()))
     }
 }
 
 impl AsyncWrite for Watched {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut *self.stream).poll_write(cx, buf)
+        let polled = Pin::new(&mut *self.stream).poll_write(cx, buf);
+        self.exchange.record_write(&polled);
+        polled
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        // The server flushes the stream once it has written everything to it.
+        self.exchange.record_flush();
         Pin::new(&mut *self.stream).poll_flush(cx)
     }
 
@@ -142,7 +298,9 @@ impl AsyncWrite for Watched {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut *self.stream).poll_write_vectored(cx, bufs)
+        let polled = Pin::new(&mut *self.stream).poll_write_vectored(cx, bufs);
+        self.exchange.record_write(&polled);
+        polled
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -153,7 +311,7 @@ impl AsyncWrite for Watched {
 /// Body of a request. The connection counts as waiting while a part of the body is missing.
 struct WatchedBody {
     body: Incoming,
-    slot: Arc<ConnectionSlot>,
+    exchange: Arc<Exchange>,
 }
 
 impl hyper::body::Body for WatchedBody {
@@ -166,10 +324,13 @@ impl hyper::body::Body for WatchedBody {
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         match Pin::new(&mut self.body).poll_frame(cx) {
             Poll::Pending => {
-                self.slot.wait_within_request();
+                let missing = self.body.size_hint().upper().unwrap_or(0);
+                let len = missing.saturating_add(self.exchange.received.load(Relaxed) as u64);
+                self.exchange.slot.wait_within_request(len);
+                self.exchange.hold();
                 Poll::Pending
             }
-            frame if self.slot.work() => frame,
+            frame if self.exchange.slot.work() => frame,
             // The connection has been closed, and its task is about to be dropped.
             _ => Poll::Ready(None),
         }
@@ -181,5 +342,56 @@ impl hyper::body::Body for WatchedBody {
 
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
+    }
+}
+
+/// Body of a response. The connection counts as working while more of it is produced.
+struct WatchedResponse {
+    body: Body,
+    exchange: Arc<Exchange>,
+}
+
+impl WatchedResponse {
+    fn new(body: Body, exchange: Arc<Exchange>) -> Self {
+        exchange.is_open.store(true, Relaxed);
+        exchange.is_responding.store(true, Relaxed);
+        Self { body, exchange }
+    }
+}
+
+impl hyper::body::Body for WatchedResponse {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        if !self.exchange.slot.work() {
+            // The connection has been closed, and its task is about to be dropped.
+            return Poll::Pending;
+        }
+        let polled = Pin::new(&mut self.body).poll_frame(cx);
+        if let Poll::Ready(Some(Ok(frame))) = &polled {
+            let len = frame.data_ref().map_or(0, Bytes::len);
+            self.exchange.unsent.fetch_add(len, Relaxed);
+            self.exchange.produced.fetch_add(len, Relaxed);
+        }
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+impl Drop for WatchedResponse {
+    fn drop(&mut self) {
+        self.exchange.is_open.store(false, Relaxed);
+        self.exchange.slot.wait_for_request();
     }
 }

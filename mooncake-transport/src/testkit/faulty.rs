@@ -26,7 +26,7 @@ pub enum Fault {
     /// Half of the bytes move, then the operation fails.
     Cut,
     /// All bytes move, but the operation is reported as timed out.
-    LoseAnswer,
+    LoseResponse,
     /// The operation is held until [`Faulty::release`], and then runs normally.
     Delay,
     /// The operation is reported as timed out at once. A write is held until [`Faulty::release`],
@@ -39,7 +39,7 @@ pub enum Fault {
 #[derive(Clone, Debug, Default)]
 pub struct Faults {
     rates: Vec<(Fault, u16)>,
-    turns: VecDeque<Fault>,
+    next_faults: VecDeque<Fault>,
 }
 
 impl Faults {
@@ -59,12 +59,12 @@ impl Faults {
     /// one after it.
     #[must_use]
     pub fn next(mut self, fault: Fault) -> Self {
-        self.turns.push_back(fault);
+        self.next_faults.push_back(fault);
         self
     }
 
     fn pick(&mut self, rng: &mut Rng) -> Option<Fault> {
-        if let Some(fault) = self.turns.pop_front() {
+        if let Some(fault) = self.next_faults.pop_front() {
             return Some(fault);
         }
         let mut roll = rng.below(1000);
@@ -87,11 +87,11 @@ pub struct Faulty<T: Transport> {
 struct State<T: Transport> {
     rng: Rng,
     faults: Faults,
-    held: VecDeque<Held<T>>,
+    held: VecDeque<HeldOperation<T>>,
     injected: u64,
 }
 
-struct Held<T: Transport> {
+struct HeldOperation<T: Transport> {
     peer: T::Peer,
     op: Op<'static, T::Registration>,
     // Borrowed by the operation beside the registration.
@@ -119,12 +119,12 @@ impl<T: Transport> Faulty<T> {
             state.held.drain(..n).collect()
         };
         let n = held.len();
-        for Held { peer, op, _key, mut done } in held {
+        for HeldOperation { peer, op, _key, mut done } in held {
             // The buffer must have no other holder by now, and must outlive the call that borrows
             // its registration.
-            let kept = done.share();
+            let extra_share = done.share();
             self.inner.submit(&peer, std::iter::once(op), done);
-            kept.finish(Ok(()));
+            extra_share.finish(Ok(()));
         }
         n
     }
@@ -160,7 +160,7 @@ impl<T: Transport> Faulty<T> {
         let registration = op.registration().map(|r| unsafe { &*std::ptr::from_ref(r) });
         // SAFETY: the same promise; the operation runs, or is dropped, before `done`.
         let op = unsafe { Op::new(op.opcode(), registration, op.local(), op.remote(), key_ref) };
-        self.state.lock().held.push_back(Held { peer: peer.clone(), op, _key: key, done });
+        self.state.lock().held.push_back(HeldOperation { peer: peer.clone(), op, _key: key, done });
     }
 
     /// Keeps a copy of the bytes of a write, as the buffers of a network do.
@@ -177,13 +177,13 @@ impl<T: Transport> Faulty<T> {
         let local = MemorySpan { ptr, ..op.local() };
         // SAFETY: the completion keeps the bytes, and the operation runs, or is dropped, before it.
         let op = unsafe { Op::new(op.opcode(), None, local, op.remote(), key_ref) };
-        self.state.lock().held.push_back(Held { peer: peer.clone(), op, _key: key, done });
+        self.state.lock().held.push_back(HeldOperation { peer: peer.clone(), op, _key: key, done });
     }
 
-    fn one(&self, peer: &T::Peer, op: Op<'_, T::Registration>, mut done: Completion) {
-        let pass = |op, done| self.inner.submit(peer, std::iter::once(op), done);
+    fn submit_one(&self, peer: &T::Peer, op: Op<'_, T::Registration>, mut done: Completion) {
+        let submit = |op, done| self.inner.submit(peer, std::iter::once(op), done);
         match self.pick() {
-            None => pass(op, done),
+            None => submit(op, done),
             Some(Fault::Fail) => done.finish(Err(injected(ErrorCode::TransferFail, "failed"))),
             Some(Fault::Drop) => drop(done),
             Some(Fault::Delay) => self.hold(peer, &op, done),
@@ -193,7 +193,7 @@ impl<T: Transport> Faulty<T> {
                     // SAFETY: a part of a permitted operation is permitted.
                     let part =
                         unsafe { Op::new(op.opcode(), op.registration(), half, op.remote(), op.key()) };
-                    pass(part, done.share());
+                    submit(part, done.share());
                 }
                 done.finish(Err(injected(ErrorCode::TransferFail, "cut in the middle")));
             }
@@ -203,8 +203,8 @@ impl<T: Transport> Faulty<T> {
                 }
                 done.finish(Err(injected(ErrorCode::RpcTimeout, "late")));
             }
-            Some(Fault::LoseAnswer) => {
-                pass(op, done.share());
+            Some(Fault::LoseResponse) => {
+                submit(op, done.share());
                 done.finish(Err(injected(ErrorCode::RpcTimeout, "answer lost")));
             }
         }
@@ -255,6 +255,22 @@ unsafe impl<T: Transport> Transport for Faulty<T> {
         self.inner.connect(desc)
     }
 
+    fn is_connected(&self, peer: &T::Peer) -> bool {
+        self.inner.is_connected(peer)
+    }
+
+    fn release_departed(&self) {
+        self.inner.release_departed();
+    }
+
+    fn stop_transfers(&self) {
+        self.inner.stop_transfers();
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.inner.is_stopped()
+    }
+
     fn connection_handler(&self) -> Option<&dyn AcceptConnection> {
         self.inner.connection_handler()
     }
@@ -264,7 +280,7 @@ unsafe impl<T: Transport> Transport for Faulty<T> {
         I: ExactSizeIterator<Item = Op<'a, T::Registration>>,
     {
         for (op, share) in ops.zip(done.each()) {
-            self.one(peer, op, share);
+            self.submit_one(peer, op, share);
         }
     }
 }

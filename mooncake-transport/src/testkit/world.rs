@@ -15,7 +15,7 @@ use crate::transfer::{self, Transfer};
 use crate::transport::{Access, Transport};
 
 /// Timeout, longer than any healthy transfer of the suite takes.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Node that owns memory, and node that transfers.
 pub(super) struct World<'f, F: Fixture> {
@@ -44,11 +44,11 @@ impl<'f, F: Fixture> World<'f, F> {
 
     /// Returns local bytes to read into: plain ones, unless the transport needs registered ones.
     pub(super) fn blank(&self, len: usize) -> Buffer<F::T> {
-        self.given(&vec![0; len])
+        self.local_bytes(&vec![0; len])
     }
 
     /// Returns local bytes to write from.
-    pub(super) fn given(&self, bytes: &[u8]) -> Buffer<F::T> {
+    pub(super) fn local_bytes(&self, bytes: &[u8]) -> Buffer<F::T> {
         let plain = self.fixture.local_memory(1).is_none();
         if plain && !self.user.capabilities().needs_registration {
             return Buffer::Plain(bytes.to_vec());
@@ -77,8 +77,8 @@ impl<'f, F: Fixture> World<'f, F> {
     }
 
     /// Returns a deadline that a healthy transfer does not reach.
-    pub(super) fn patience(&self) -> Option<Moment> {
-        Some(self.fixture.clock().now().after(PATIENCE))
+    pub(super) fn deadline(&self) -> Option<Moment> {
+        Some(self.fixture.clock().now().after(TIMEOUT))
     }
 
     pub(super) fn post_read<B: Sink<F::T>>(
@@ -87,7 +87,7 @@ impl<'f, F: Fixture> World<'f, F> {
         at: u64,
         into: B,
     ) -> Ticket<[Transfer<B>; 1]> {
-        let deadline = self.patience();
+        let deadline = self.deadline();
         self.run(|user| transfer::read(user, peer, [Transfer::new(at, into)], deadline))
     }
 
@@ -96,7 +96,7 @@ impl<'f, F: Fixture> World<'f, F> {
     }
 
     pub(super) fn write<B: Source<F::T>>(&self, peer: &PeerOf<F>, at: u64, from: B) -> (Result<()>, B) {
-        let deadline = self.patience();
+        let deadline = self.deadline();
         self.finish(self.run(|user| transfer::write(user, peer, [Transfer::new(at, from)], deadline)))
     }
 
@@ -223,9 +223,9 @@ impl Part {
 #[allow(unsafe_code)]
 unsafe impl MemorySource for Part {
     fn span(&self) -> MemorySpan {
-        let whole = self.memory.span();
+        let full = self.memory.span();
         // SAFETY: in range, as `new` checked.
-        let ptr = unsafe { whole.ptr.add(self.from) };
-        MemorySpan { ptr, len: self.len, read_only: self.read_only, ..whole }
+        let ptr = unsafe { full.ptr.add(self.from) };
+        MemorySpan { ptr, len: self.len, read_only: self.read_only, ..full }
     }
 }

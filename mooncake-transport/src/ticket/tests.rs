@@ -79,7 +79,7 @@ fn single_operations_can_be_watched() {
     third.finish(Ok(()));
     drop(last);
     assert_eq!(watch.state(1), Some(OpState::Failed));
-    assert_eq!((watch.state(2), watch.state(3)), (Some(OpState::Late), Some(OpState::Failed)));
+    assert_eq!((watch.state(2), watch.state(3)), (Some(OpState::TimedOut), Some(OpState::Failed)));
     assert_eq!(watch.state(4), None);
     assert!(ticket.is_done());
 }
@@ -178,14 +178,14 @@ fn waiting_for_a_while_gives_the_ticket_back() {
 }
 
 #[test]
-fn who_asks_to_be_told_is_told_once_before_and_after() {
-    let (told, (completion, _ticket, watch)) = (Arc::new(AtomicUsize::new(0)), watched((), 1, None));
-    for told_now in [0, 1] {
-        let told_too = told.clone();
-        completion.when_given_up(|| move || assert!(told_too.fetch_add(1, Ordering::SeqCst) < 2));
-        assert_eq!(told.load(Ordering::SeqCst), 2 * told_now);
-        (0..2).for_each(|_| watch.give_up());
-        assert_eq!(told.load(Ordering::SeqCst), 1 + told_now);
+fn on_cancel_runs_callback_exactly_once() {
+    let (runs, (completion, _ticket, watch)) = (Arc::new(AtomicUsize::new(0)), watched((), 1, None));
+    for immediate_runs in [0, 1] {
+        let other_runs = runs.clone();
+        completion.on_cancel(|| move || assert!(other_runs.fetch_add(1, Ordering::SeqCst) < 2));
+        assert_eq!(runs.load(Ordering::SeqCst), 2 * immediate_runs);
+        (0..2).for_each(|_| watch.cancel());
+        assert_eq!(runs.load(Ordering::SeqCst), 1 + immediate_runs);
     }
 }
 
@@ -194,14 +194,14 @@ fn who_asks_to_be_told_is_told_once_before_and_after() {
 #[test]
 fn an_operation_that_was_given_up_half_way_has_failed() {
     let (completion, ticket, watch) = watched((), 3, None);
-    watch.give_up();
+    watch.cancel();
     let end = |done: Completion, results: [Option<Result<()>>; 2]| {
         let mut rest = Some(done);
         for (i, result) in results.into_iter().enumerate() {
             let share = if i == 0 { rest.as_mut().map(Completion::share) } else { rest.take() };
             match (share.unwrap(), result) {
                 (share, Some(result)) => share.finish(result),
-                (share, None) => share.give_back(),
+                (share, None) => share.finish_cancelled(),
             }
         }
     };
@@ -209,8 +209,8 @@ fn an_operation_that_was_given_up_half_way_has_failed() {
     // The same holds through an intercepting completion, as with a fallback transport.
     let (first, rest) = completion.split_at(1);
     let passed = rest.intercept(|failures, outer| {
-        let given_back: Vec<bool> = failures.iter().flatten().map(is_given_back).collect();
-        assert_eq!(given_back, [false, true]);
+        let cancelled_share: Vec<bool> = failures.iter().flatten().map(was_cancelled).collect();
+        assert_eq!(cancelled_share, [false, true]);
         outer.finish(Err(Error::new(ErrorCode::TransferFail, "seen")));
     });
     for (share, results) in [first].into_iter().chain(passed.each()).zip([
@@ -223,25 +223,25 @@ fn an_operation_that_was_given_up_half_way_has_failed() {
     assert_eq!([0, 1, 2].map(|op| watch.state(op).unwrap()), [OpState::Failed; 3]);
     let (results, ()) = ticket.results().wait();
     let error = results[0].as_ref().unwrap_err();
-    assert!(!is_given_back(error) && error.message() == CUT, "{results:?}");
+    assert!(!was_cancelled(error) && error.message() == CANCELLED_MIDWAY, "{results:?}");
 
     let (completion, ticket, watch) = watched((), 3, None);
     let results = [[None, Some(failed())], [None, None], [Some(Ok(())), Some(Ok(()))]];
     completion.each().zip(results).for_each(|(share, results)| end(share, results));
     let states = [0, 1, 2].map(|op| watch.state(op).unwrap());
-    assert_eq!(states, [OpState::Failed, OpState::GivenUp, OpState::Done]);
+    assert_eq!(states, [OpState::Failed, OpState::Cancelled, OpState::Done]);
     let (results, ()) = ticket.results().wait();
-    assert!(is_given_back(results[1].as_ref().unwrap_err()), "{results:?}");
+    assert!(was_cancelled(results[1].as_ref().unwrap_err()), "{results:?}");
 }
 
 /// A cancellation callback may inspect its completion.
 #[test]
-fn who_is_told_may_look() {
+fn cancel_callback_may_inspect_completion() {
     let (completion, ticket, watch) = watched((), 1, None);
-    watch.give_up();
-    let passed = Arc::new(completion.intercept(|_, outer| outer.give_back()));
+    watch.cancel();
+    let passed = Arc::new(completion.intercept(|_, outer| outer.finish_cancelled()));
     let looking = passed.clone();
-    passed.when_given_up(|| move || assert!(looking.is_given_up()));
-    Arc::into_inner(passed).unwrap().give_back();
+    passed.on_cancel(|| move || assert!(looking.is_cancelled()));
+    Arc::into_inner(passed).unwrap().finish_cancelled();
     ticket.wait().0.unwrap_err();
 }

@@ -109,8 +109,8 @@ impl Discovery {
 
     /// Returns whether a device of that name is selected.
     pub fn counts(&self, name: &str) -> bool {
-        let named = |list: &Vec<String>| list.iter().any(|known| known == name);
-        self.only.iter().all(named) && !named(&self.without)
+        let is_in = |list: &Vec<String>| list.iter().any(|known| known == name);
+        self.only.iter().all(is_in) && !is_in(&self.without)
     }
 
     /// Searches for hardware.
@@ -128,8 +128,8 @@ impl Discovery {
         let mut names: Vec<String> = self.names("sys/class/infiniband").collect();
         names.sort_unstable();
         for name in names {
-            match self.why_not(&name, verbs.get(&name)) {
-                Some(why) => found.unusable.push((name, why)),
+            match self.unusable_reason(&name, verbs.get(&name)) {
+                Some(reason) => found.unusable.push((name, reason)),
                 None => found.nics.push(self.nic(name)),
             }
         }
@@ -145,13 +145,13 @@ impl Discovery {
     /// Searches for hardware, and derives the topology.
     pub fn topology(&self) -> Topology {
         let found = self.hardware();
-        for (name, why) in &found.unusable {
-            tracing::debug!(name, why, "an RDMA device is not used");
+        for (name, reason) in &found.unusable {
+            tracing::debug!(name, reason, "an RDMA device is not used");
         }
         found.topology()
     }
 
-    pub(super) fn why_not(&self, name: &str, verbs: Option<&String>) -> Option<String> {
+    pub(super) fn unusable_reason(&self, name: &str, verbs: Option<&String>) -> Option<String> {
         if !self.counts(name) {
             return Some("filtered out".into());
         }
@@ -182,11 +182,11 @@ impl Discovery {
         let folder = self.root.join("sys/bus/pci/devices");
         let gpu = |number, pci: PathBuf| Gpu { number, node: numa_node(&pci), pci };
         let this_host = || (self.root == Path::new("/")).then(device_driver).flatten();
-        if let Some(named) = self.gpus.clone().or_else(|| this_host()?.pci_addresses()) {
-            let named = (0..).zip(named);
-            let there =
-                named.filter_map(|(number, name)| Some((number, fs::canonicalize(folder.join(name)).ok()?)));
-            return there.map(|(number, pci)| gpu(number, pci)).collect();
+        if let Some(addresses) = self.gpus.clone().or_else(|| this_host()?.pci_addresses()) {
+            let addresses = (0..).zip(addresses);
+            let present = addresses
+                .filter_map(|(number, name)| Some((number, fs::canonicalize(folder.join(name)).ok()?)));
+            return present.map(|(number, pci)| gpu(number, pci)).collect();
         }
         let mut names: Vec<String> = self.names("sys/bus/pci/devices").collect();
         names.sort_unstable();
@@ -223,12 +223,12 @@ impl Hardware {
         for gpu in &self.gpus {
             let of_node = |nic: &Nic| nic.node.is_some() && nic.node == gpu.node;
             let any = self.nics.iter().any(of_node);
-            let way = |nic: &Nic| match &nic.pci {
+            let path_len = |nic: &Nic| match &nic.pci {
                 Some(pci) if of_node(nic) || !any => distance(pci, &gpu.pci),
                 _ => usize::MAX,
             };
-            let shortest = self.nics.iter().map(way).min().unwrap_or(usize::MAX);
-            let near = |nic: &Nic| shortest < usize::MAX && way(nic) == shortest;
+            let shortest = self.nics.iter().map(path_len).min().unwrap_or(usize::MAX);
+            let near = |nic: &Nic| shortest < usize::MAX && path_len(nic) == shortest;
             topology.insert(format!("cuda:{}", gpu.number), self.split(near));
         }
         topology
@@ -316,7 +316,9 @@ mod tests {
         let names = |discovery: &Discovery| {
             ["a", "b", "c"]
                 .into_iter()
-                .filter(|name| discovery.why_not(name, None).is_none_or(|why| why != "filtered out"))
+                .filter(|name| {
+                    discovery.unusable_reason(name, None).is_none_or(|reason| reason != "filtered out")
+                })
                 .collect::<String>()
         };
         let all = Discovery::under("/no/such/folder");

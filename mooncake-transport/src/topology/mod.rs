@@ -89,24 +89,24 @@ impl Topology {
     /// Returns the errors of [`parse`](Self::parse).
     pub fn from_json(value: &Value) -> Result<Self> {
         let places = value.as_object().ok_or_else(|| Error::invalid("not an object of locations"))?;
-        let place = |(location, lists): (&String, &Value)| {
-            let bad = || {
+        let entry = |(location, lists): (&String, &Value)| {
+            let invalid = || {
                 Error::invalid(format!(
                     "location {location:?}: expected two lists of device names, near and others"
                 ))
             };
             let names = |list: &Value| -> Result<Vec<String>> {
-                let names = list.as_array().ok_or_else(bad)?;
-                names.iter().map(|name| name.as_str().map(str::to_owned).ok_or_else(bad)).collect()
+                let names = list.as_array().ok_or_else(invalid)?;
+                names.iter().map(|name| name.as_str().map(str::to_owned).ok_or_else(invalid)).collect()
             };
             match lists.as_array().map(Vec::as_slice) {
                 Some([near, others]) => {
                     Ok((location.clone(), Devices { preferred: names(near)?, others: names(others)? }))
                 }
-                _ => Err(bad()),
+                _ => Err(invalid()),
             }
         };
-        Ok(Self { places: places.iter().map(place).collect::<Result<_>>()? })
+        Ok(Self { places: places.iter().map(entry).collect::<Result<_>>()? })
     }
 
     /// Converts the matrix to JSON.
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_matrix_is_named() {
+    fn malformed_matrix_error_states_cause() {
         for (text, word) in [
             ("{", "not JSON"),
             ("[]", "object of locations"),

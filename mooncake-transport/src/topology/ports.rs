@@ -56,7 +56,7 @@ impl Discovery {
         let device = |name: String| Device {
             node: self.node_of(&name),
             ports: self.ports(&name),
-            fault: self.why_not(&name, verbs.get(&name)),
+            fault: self.unusable_reason(&name, verbs.get(&name)),
             name,
         };
         names.into_iter().map(device).collect()

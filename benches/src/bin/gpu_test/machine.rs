@@ -27,7 +27,7 @@ impl Machine {
     /// memory otherwise.
     pub(crate) fn count(self) -> i64 {
         let in_use = || testkit::device(0).memory_in_use().map_or(0, |bytes| (bytes >> 20) as i64);
-        self.fake.map_or_else(in_use, FakeCuda::live)
+        self.fake.map_or_else(in_use, FakeCuda::live_objects)
     }
 
     /// Limits the bytes of a measurement: the fake only checks that it runs.
@@ -39,9 +39,9 @@ impl Machine {
     pub(crate) fn spawn(self) -> impl Fn() -> Command {
         move || {
             let mut command = Command::new(std::env::current_exe().expect("this program"));
-            command.arg("--owner").env("DOUBLE_DELAY_US", "0");
+            command.arg("--owner").env("FAKE_CUDA_DELAY_US", "0");
             if self.fake.is_some() {
-                command.arg("--double");
+                command.arg("--fake");
             }
             command
         }

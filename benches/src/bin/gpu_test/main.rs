@@ -1,8 +1,8 @@
 //! Tests of GPU memory on a machine with a GPU. `cargo xtask gpu-test` builds them as one file that
 //! can be copied there.
 //!
-//! `gpu_test [--double] [WORD..]` runs all parts, or those with one of the words in their names.
-//! `--double` runs them on a fake libcuda. The exit code is 3 without a driver or a device; the
+//! `gpu_test [--fake] [WORD..]` runs all parts, or those with one of the words in their names.
+//! `--fake` runs them on a fake libcuda. The exit code is 3 without a driver or a device; the
 //! message names what is missing.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line tool prints to its terminal")]
 
@@ -39,9 +39,9 @@ const PARTS: &[Part] = &[
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let (options, words): (Vec<_>, Vec<_>) = words.into_iter().partition(|word| word.starts_with("--"));
-    let fake = options.iter().any(|option| option == "--double").then(testkit::load);
-    if let Some(unknown) = options.iter().find(|option| !["--double", "--owner"].contains(&option.as_str())) {
-        eprintln!("gpu_test: unknown option {unknown}; usage: gpu_test [--double] [WORD..]");
+    let fake = options.iter().any(|option| option == "--fake").then(testkit::load);
+    if let Some(unknown) = options.iter().find(|option| !["--fake", "--owner"].contains(&option.as_str())) {
+        eprintln!("gpu_test: unknown option {unknown}; usage: gpu_test [--fake] [WORD..]");
         return ExitCode::FAILURE;
     }
     let machine = match Machine::open(fake) {

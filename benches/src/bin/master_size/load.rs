@@ -50,6 +50,7 @@ pub(crate) async fn mount(objects: u64) -> Result<()> {
             endpoint: format!("10.0.0.{number}:1"),
             protocol: "tcp".into(),
             host_id: format!("node{number}"),
+            locality: None,
         };
         let mount = MountSegment { segment: Cow::Owned(segment), client: client() };
         rpc.call(&mount).await.map_err(|e| e.to_string())?.map_err(|code| format!("mount: {code:?}"))?;

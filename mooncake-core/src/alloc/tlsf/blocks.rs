@@ -66,7 +66,7 @@ impl Blocks {
     }
 
     /// Returns whether the table can number two more blocks.
-    pub(super) fn has_room(&self) -> bool {
+    pub(super) fn has_free_ids(&self) -> bool {
         self.table.len() < (u32::MAX - 2) as usize
     }
 

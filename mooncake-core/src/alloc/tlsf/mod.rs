@@ -60,7 +60,7 @@ impl SegmentAllocator for Tlsf {
     fn allocate(&mut self, len: u64, align: u64) -> Result<Extent, AllocError> {
         super::check_request(len, align, self.capacity)?;
         let found = if align == 1 { self.find(len) } else { self.find_aligned(len, align) };
-        let block = found.filter(|_| self.blocks.has_room()).ok_or(AllocError::Full)?;
+        let block = found.filter(|_| self.blocks.has_free_ids()).ok_or(AllocError::Full)?;
         self.free_by_offset = None;
         let start = self.blocks[block].offset;
         let extent = Extent { offset: start + padding(start, align), len };
@@ -97,7 +97,7 @@ impl SegmentAllocator for Tlsf {
             return Err(AllocError::Invalid);
         }
         let end = extent.end().filter(|&end| end <= self.capacity).ok_or(AllocError::Occupied)?;
-        if !self.blocks.has_room() {
+        if !self.blocks.has_free_ids() {
             return Err(AllocError::Full);
         }
         let mut free = self.free_by_offset.take().unwrap_or_else(|| self.index_free());

@@ -194,9 +194,9 @@ mod tests {
             other.note_use(1, &Place::numbered(1), 1);
             done.send(()).unwrap();
         });
-        let came = ended.recv_timeout(std::time::Duration::from_secs(10));
+        let received = ended.recv_timeout(std::time::Duration::from_secs(10));
         drop(busy);
-        assert_eq!(came, Ok(()));
+        assert_eq!(received, Ok(()));
         feed.note_use(2, &Place::numbered(2), 1);
         assert_eq!(uses(&feed), (vec![(2, 0)], 1));
     }

@@ -100,8 +100,8 @@ impl<P: MergeableOrder> Miniature<P> {
     /// Removes the objects that are not in the sample.
     pub(super) fn keep_sampled(&mut self, sample: &KeySample) {
         let hashes = self.slots.iter().map(|&slot| self.objects[slot as usize].hash);
-        let gone: Vec<u64> = hashes.filter(|hash| !sample.contains(*hash)).collect();
-        gone.into_iter().for_each(|hash| self.remove(hash));
+        let unsampled: Vec<u64> = hashes.filter(|hash| !sample.contains(*hash)).collect();
+        unsampled.into_iter().for_each(|hash| self.remove(hash));
     }
 
     fn find(&self, hash: u64) -> Option<SlotId> {

@@ -23,7 +23,7 @@ const USES: [u8; 8] = [1, 2, 3, 4, 5, 7, 9, u8::MAX];
 
 /// Object that was evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Gone {
+pub(super) struct GhostEntry {
     /// Number of the last use.
     pub(super) used: u64,
     /// Number of uses, saturating.
@@ -68,13 +68,13 @@ impl Ghosts {
 
     /// Remembers an object. `held` is the number of objects that the policy holds, `life` that of
     /// all policies together.
-    pub(super) fn remember(&mut self, print: u32, gone: Gone, held: usize, life: u64, now: u64) {
+    pub(super) fn remember(&mut self, print: u32, entry: GhostEntry, held: usize, life: u64, now: u64) {
         let limit = (held * PER_OBJECT).max(FEWEST);
         // Growth in steps of an eighth takes a constant time for each ghost.
         if limit * 6 > self.sets.len() * WAYS * 5 {
             self.grow(limit, life, now);
         }
-        self.put(print, gone);
+        self.put(print, entry);
     }
 
     /// Returns whether an object is remembered.
@@ -83,13 +83,13 @@ impl Ghosts {
     }
 
     /// Returns an object that is remembered.
-    pub(super) fn get(&self, print: u32, now: u64) -> Option<Gone> {
+    pub(super) fn get(&self, print: u32, now: u64) -> Option<GhostEntry> {
         let set = self.sets.get(self.index(print))?;
         Some(self.unpack(set.times_and_uses[set.find(print)?], now))
     }
 
     /// Returns an object that is remembered, and forgets it.
-    pub(super) fn take(&mut self, print: u32, now: u64) -> Option<Gone> {
+    pub(super) fn take(&mut self, print: u32, now: u64) -> Option<GhostEntry> {
         let index = self.index(print);
         let set = self.sets.get_mut(index)?;
         let at = set.find(print)?;
@@ -103,9 +103,9 @@ impl Ghosts {
     }
 
     /// Adds a ghost to its set, in which the latest comes first.
-    fn put(&mut self, print: u32, gone: Gone) {
-        let code = USES.iter().rposition(|&uses| uses <= gone.uses).unwrap_or(0) as u32;
-        let time = (gone.used >> self.unit) as u32 & ((1 << TIME_BITS) - 1);
+    fn put(&mut self, print: u32, entry: GhostEntry) {
+        let code = USES.iter().rposition(|&uses| uses <= entry.uses).unwrap_or(0) as u32;
+        let time = (entry.used >> self.unit) as u32 & ((1 << TIME_BITS) - 1);
         let index = self.index(print);
         let Some(set) = self.sets.get_mut(index) else { return };
         let replaced = set.find(print).or_else(|| set.find(0)).unwrap_or(WAYS - 1);
@@ -114,11 +114,11 @@ impl Ghosts {
         (set.prints[0], set.times_and_uses[0]) = (print, time << USES_BITS | code);
     }
 
-    fn unpack(&self, time_and_uses: u32, now: u64) -> Gone {
+    fn unpack(&self, time_and_uses: u32, now: u64) -> GhostEntry {
         let now = now >> self.unit;
         let age = (now as u32).wrapping_sub(time_and_uses >> USES_BITS) & ((1 << TIME_BITS) - 1);
         let used = now.saturating_sub(age.into()) << self.unit;
-        Gone { used, uses: USES[(time_and_uses & ((1 << USES_BITS) - 1)) as usize] }
+        GhostEntry { used, uses: USES[(time_and_uses & ((1 << USES_BITS) - 1)) as usize] }
     }
 
     /// Makes the table large enough for `limit` ghosts and a third more, so that few sets overflow.
@@ -141,41 +141,42 @@ mod tests {
     use super::*;
     use crate::evict::ghost::fingerprint;
 
-    fn gone(used: u64) -> Gone {
-        Gone { used, uses: 1 }
+    fn entry(used: u64) -> GhostEntry {
+        GhostEntry { used, uses: 1 }
     }
 
     #[test]
     #[cfg_attr(miri, ignore = "numbers only, and slow")]
     fn remembers_four_for_each_object() {
         let mut ghosts = Ghosts::new();
-        (0..50_000).for_each(|n| ghosts.remember(fingerprint(n), gone(n), 1000, 1000, n));
+        (0..50_000).for_each(|n| ghosts.remember(fingerprint(n), entry(n), 1000, 1000, n));
         assert!(ghosts.sets.len() * size_of::<Set>() <= 1000 * 43 + size_of::<Set>());
         let older = (0..30_000).filter(|&n| ghosts.contains(fingerprint(n))).count();
         assert_eq!(older, 0);
-        let kept = (46_000..50_000).filter(|&n| ghosts.take(fingerprint(n), 50_000) == Some(gone(n))).count();
-        assert!(kept >= 3800, "{kept}");
+        let remembered =
+            (46_000..50_000).filter(|&n| ghosts.take(fingerprint(n), 50_000) == Some(entry(n))).count();
+        assert!(remembered >= 3800, "{remembered}");
         assert!((46_000..50_000).all(|n| !ghosts.contains(fingerprint(n))));
     }
 
     #[test]
     fn growing_keeps_what_it_holds() {
         let mut ghosts = Ghosts::new();
-        (0..10).for_each(|n| ghosts.remember(fingerprint(n), gone(n << 20), 1, 1, n << 20));
-        ghosts.remember(fingerprint(10), gone(10 << 20), 100_000, 1 << 22, 10 << 20);
+        (0..10).for_each(|n| ghosts.remember(fingerprint(n), entry(n << 20), 1, 1, n << 20));
+        ghosts.remember(fingerprint(10), entry(10 << 20), 100_000, 1 << 22, 10 << 20);
         let now = 10 << 20;
-        assert!((0..=10).all(|n| ghosts.take(fingerprint(n), now) == Some(gone(n << 20))));
+        assert!((0..=10).all(|n| ghosts.take(fingerprint(n), now) == Some(entry(n << 20))));
     }
 
     #[test]
-    fn uses_and_times_are_kept_roughly() {
+    fn uses_and_times_are_approximate() {
         let mut ghosts = Ghosts::new();
         let life = 1 << 30;
-        for (uses, kept) in [(1, 1), (4, 4), (6, 5), (8, 7), (9, 9), (200, 9), (255, 255)] {
+        for (uses, stored) in [(1, 1), (4, 4), (6, 5), (8, 7), (9, 9), (200, 9), (255, 255)] {
             let used = u64::from(uses) * 1_000_003;
-            ghosts.remember(uses.into(), Gone { used, uses }, 10, life, 1 << 29);
+            ghosts.remember(uses.into(), GhostEntry { used, uses }, 10, life, 1 << 29);
             let found = ghosts.take(uses.into(), 1 << 31).unwrap();
-            assert_eq!(found.uses, kept);
+            assert_eq!(found.uses, stored);
             assert!(found.used <= used && used - found.used < life / UNITS_PER_LIFE);
         }
         assert_eq!(ghosts.take(1, 0), None);

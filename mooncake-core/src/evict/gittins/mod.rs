@@ -12,7 +12,7 @@ pub use self::learner::Learner;
 use std::sync::Arc;
 
 use self::class::{CLASSES, class};
-use self::ghosts::{Ghosts, Gone};
+use self::ghosts::{GhostEntry, Ghosts};
 use self::learner::Watch;
 use self::values::{AgePoint, FRESH, Values, YOUNG_MARGIN};
 use super::chain::Place;
@@ -60,7 +60,7 @@ pub struct Gittins {
     values: Arc<Values>,
     edition: u64,
     /// Rings of the classes, by last use, and a ring of parents that are set aside.
-    rings: Rings<{ CLASSES + 1 }, Seat>,
+    rings: Rings<{ CLASSES + 1 }, RingEntry>,
     /// Origins of the slots.
     origins: Vec<Origin>,
     /// Classes whose rings hold a slot, as bits.
@@ -117,7 +117,7 @@ const REPORT_PART: usize = 64;
 /// the last victim. A quarter of a cache line.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(16))]
-struct Seat {
+struct RingEntry {
     link: Link,
     /// Lower 48 bits of the number of the last use.
     used: [u16; 3],
@@ -140,21 +140,21 @@ struct Origin {
     children: u16,
 }
 
-/// Bit of [`Seat::class`] of a slot that has children in memory.
+/// Bit of [`RingEntry::class`] of a slot that has children in memory.
 const IS_PARENT: u8 = 1 << 6;
 
-/// Bit of [`Seat::class`] of a slot that is set aside.
+/// Bit of [`RingEntry::class`] of a slot that is set aside.
 const IS_ASIDE: u8 = 1 << 7;
 
 const _: () = assert!(CLASSES <= IS_PARENT as usize);
 
-/// Bits of [`Seat::used`].
+/// Bits of [`RingEntry::used`].
 const USED_BITS: u32 = 48;
 
-/// Largest number of uses, and of zeros, in [`Seat::uses_and_zeros`].
+/// Largest number of uses, and of zeros, in [`RingEntry::uses_and_zeros`].
 const NIBBLE: u8 = (1 << 4) - 1;
 
-impl Linked for Seat {
+impl Linked for RingEntry {
     const NONE: Self = Self { link: Link::NONE, used: [0; 3], class: 0, uses_and_zeros: 0 };
 
     fn link(&self) -> &Link {
@@ -166,7 +166,7 @@ impl Linked for Seat {
     }
 }
 
-impl Seat {
+impl RingEntry {
     fn class(self) -> u8 {
         self.class & !(IS_PARENT | IS_ASIDE)
     }
@@ -350,9 +350,9 @@ impl MergeableOrder for Gittins {
     }
 
     fn value_if_used(&self, key_hash: u64, place: &Place) -> Option<u64> {
-        let gone = self.ghosts.get(fingerprint(key_hash), self.now);
-        let gap = gone.map_or(0, |gone| place.number.saturating_sub(gone.used));
-        let uses = gone.map_or(0, |gone| gone.uses).saturating_add(1);
+        let ghost = self.ghosts.get(fingerprint(key_hash), self.now);
+        let gap = ghost.map_or(0, |ghost| place.number.saturating_sub(ghost.used));
+        let uses = ghost.map_or(0, |ghost| ghost.uses).saturating_add(1);
         let class = class(uses, gap, self.held, place);
         let value = self.values.at(class, self.now.saturating_sub(place.number).into());
         // Below the rank of each object that is of equal value.
@@ -370,11 +370,11 @@ impl MergeableOrder for Gittins {
         let children = &mut self.origins[slot.index()].children;
         *children = if more { children.saturating_add(1) } else { children.saturating_sub(1) };
         let is_parent = *children > 0;
-        let seat = &mut self.rings[slot];
-        let (ring, class) = (seat.ring(), seat.class());
-        seat.class = if is_parent { seat.class | IS_PARENT } else { seat.class & !IS_PARENT };
+        let entry = &mut self.rings[slot];
+        let (ring, class) = (entry.ring(), entry.class());
+        entry.class = if is_parent { entry.class | IS_PARENT } else { entry.class & !IS_PARENT };
         if !is_parent && ring == ASIDE {
-            seat.class = class;
+            entry.class = class;
             self.rings.unlink(ASIDE, slot);
             self.rings.push_oldest(class.into(), slot);
             self.occupied |= 1 << class;
@@ -405,17 +405,17 @@ impl Gittins {
         if self.rings.contains(slot) || (print != 0 && self.is_victim_print(print)) {
             self.settle_victim();
         }
-        let gone = if print == 0 { None } else { self.ghosts.take(print, self.now) };
+        let ghost = if print == 0 { None } else { self.ghosts.take(print, self.now) };
         self.rings.reserve(slot);
         if slot.index() >= self.origins.len() {
             self.origins.resize(slot.index() + 1, Origin::default());
         }
         self.origins[slot.index()] = Origin { parent: place.parent, print, children: 0 };
         let zeros = if print == 0 { 0 } else { (print.trailing_zeros() as u8).min(NIBBLE) };
-        let uses = gone.map_or(0, |gone| gone.uses.min(NIBBLE));
-        self.rings[slot] = Seat { uses_and_zeros: zeros << 4 | uses, ..Seat::NONE };
+        let uses = ghost.map_or(0, |ghost| ghost.uses.min(NIBBLE));
+        self.rings[slot] = RingEntry { uses_and_zeros: zeros << 4 | uses, ..RingEntry::NONE };
         self.now = self.now.max(place.number);
-        self.take_seat(slot, gone.map_or(0, |gone| place.number.saturating_sub(gone.used)), place);
+        self.push_young(slot, ghost.map_or(0, |ghost| place.number.saturating_sub(ghost.used)), place);
         self.change_len(self.len + 1);
     }
 
@@ -424,17 +424,17 @@ impl Gittins {
         self.unlink(slot);
         self.now = self.now.max(place.number);
         let before = self.rings[slot].used(self.now);
-        self.take_seat(slot, place.number.saturating_sub(before), place);
+        self.push_young(slot, place.number.saturating_sub(before), place);
     }
 
     /// Puts a slot at the young end of its class. `gap` is the time since its previous use.
-    fn take_seat(&mut self, slot: SlotId, gap: u64, place: &Place) {
-        let seat = &mut self.rings[slot];
-        let (uses, zeros) = ((seat.uses() + 1).min(NIBBLE), seat.zeros());
+    fn push_young(&mut self, slot: SlotId, gap: u64, place: &Place) {
+        let entry = &mut self.rings[slot];
+        let (uses, zeros) = ((entry.uses() + 1).min(NIBBLE), entry.zeros());
         let class = class(uses, gap, self.held, place);
-        seat.set_used(place.number);
-        seat.class = class | seat.class & IS_PARENT;
-        seat.uses_and_zeros = zeros << 4 | uses;
+        entry.set_used(place.number);
+        entry.class = class | entry.class & IS_PARENT;
+        entry.uses_and_zeros = zeros << 4 | uses;
         if self.learner.may_watch(zeros, NIBBLE) {
             self.watch(slot, place.number, class);
         }
@@ -487,10 +487,10 @@ impl Gittins {
     fn settle_victim(&mut self) {
         let Some((slot, _)) = self.victim.take() else { return };
         self.unlink(slot);
-        let (seat, print) = (self.rings[slot], self.origins[slot.index()].print);
+        let (entry, print) = (self.rings[slot], self.origins[slot.index()].print);
         if print != 0 {
-            let gone = Gone { used: seat.used(self.now), uses: seat.uses() };
-            self.ghosts.remember(print, gone, self.len, self.held, self.now);
+            let ghost = GhostEntry { used: entry.used(self.now), uses: entry.uses() };
+            self.ghosts.remember(print, ghost, self.len, self.held, self.now);
         }
     }
 
@@ -504,21 +504,21 @@ impl Gittins {
     }
 
     fn value_of(&self, slot: SlotId) -> f32 {
-        let seat = self.rings[slot];
-        self.values.at(seat.class(), seat.age(self.now).into())
+        let entry = self.rings[slot];
+        self.values.at(entry.class(), entry.age(self.now).into())
     }
 
     /// Returns the rank of a slot, parents last.
     fn rank(&self, slot: SlotId) -> u64 {
-        let seat = self.rings[slot];
-        let parent = if seat.is_parent() { PARENT } else { 0 };
-        parent | rank_of(self.value_of(slot), seat.used(self.now))
+        let entry = self.rings[slot];
+        let parent = if entry.is_parent() { PARENT } else { 0 };
+        parent | rank_of(self.value_of(slot), entry.used(self.now))
     }
 
     fn candidate(&self, slot: SlotId, is_young: bool) -> Candidate {
-        let (seat, value) = (self.rings[slot], self.value_of(slot));
+        let (entry, value) = (self.rings[slot], self.value_of(slot));
         let rank = if is_young { value / YOUNG_MARGIN } else { value };
-        Candidate { slot, class: seat.class(), is_young, is_accepted: false, rank, age: seat.age(self.now) }
+        Candidate { slot, class: entry.class(), is_young, is_accepted: false, rank, age: entry.age(self.now) }
     }
 
     /// Returns the slot with the least value that `allowed` accepts. Sets parents aside that are at

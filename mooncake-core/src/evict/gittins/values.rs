@@ -68,14 +68,14 @@ pub(super) fn gittins_index(hazards: &Hazards) -> [f32; BUCKETS] {
     let (mut spans, mut count) = ([Span::default(); BUCKETS], 0);
     for (b, hazard) in hazards.iter().enumerate().rev() {
         let time = width(b) as f64 * (1.0 - hazard / 2.0);
-        let mut span = Span { hits: *hazard, time, kept: 1.0 - hazard };
+        let mut span = Span { hits: *hazard, time, survival: 1.0 - hazard };
         // Compares the quotients of hits and time without a division.
         while let Some(next) =
             spans[..count].last().filter(|next| next.hits * span.time > span.hits * next.time)
         {
-            span.hits += span.kept * next.hits;
-            span.time += span.kept * next.time;
-            span.kept *= next.kept;
+            span.hits += span.survival * next.hits;
+            span.time += span.survival * next.time;
+            span.survival *= next.survival;
             count -= 1;
         }
         index[b] = (span.hits / span.time) as f32;
@@ -93,7 +93,7 @@ struct Span {
     /// Time that the object is expected to stay unused within it.
     time: f64,
     /// Chance of no reuse within it.
-    kept: f64,
+    survival: f64,
 }
 
 /// Share of the least other value below which an object at a young end is taken.

@@ -17,7 +17,7 @@ pub struct AdaptiveReplacement {
     /// Objects used once (`T1`), and used again (`T2`), by last use.
     held: [Queue<SlotId>; 2],
     /// Keys evicted from the lists (`B1` and `B2`).
-    gone: [Queue<u64>; 2],
+    ghosts: [Queue<u64>; 2],
     /// Hash of the key of each slot, if known.
     keys: HashMap<SlotId, u64>,
     /// Length that the first list should have (`p`).
@@ -58,10 +58,10 @@ impl EvictionPolicy for AdaptiveReplacement {
             if let Some(slot) = victim {
                 self.held[list].remove(slot);
                 if let Some(key) = self.keys.remove(&slot) {
-                    for gone in &mut self.gone {
-                        gone.remove(key);
+                    for ghosts in &mut self.ghosts {
+                        ghosts.remove(key);
                     }
-                    self.gone[list].push(key);
+                    self.ghosts[list].push(key);
                 }
                 return Some(slot);
             }
@@ -80,7 +80,7 @@ impl MergeableOrder for AdaptiveReplacement {
     }
 
     fn remembers(&self, key_hash: u64) -> bool {
-        self.gone.iter().any(|gone| gone.contains(key_hash))
+        self.ghosts.iter().any(|ghosts| ghosts.contains(key_hash))
     }
 }
 
@@ -91,12 +91,12 @@ impl AdaptiveReplacement {
         }
         self.keys.extend(key.map(|key| (slot, key)));
         let capacity = self.len() + 1;
-        let [once, again] = [self.gone[ONCE].len(), self.gone[AGAIN].len()];
-        let was_in = |gone: &mut Queue<u64>| key.is_some_and(|key| gone.remove(key));
-        let list = if was_in(&mut self.gone[ONCE]) {
+        let [once, again] = [self.ghosts[ONCE].len(), self.ghosts[AGAIN].len()];
+        let was_in = |ghosts: &mut Queue<u64>| key.is_some_and(|key| ghosts.remove(key));
+        let list = if was_in(&mut self.ghosts[ONCE]) {
             self.target += (again / once).max(1);
             AGAIN
-        } else if was_in(&mut self.gone[AGAIN]) {
+        } else if was_in(&mut self.ghosts[AGAIN]) {
             self.target = self.target.saturating_sub((once / again).max(1));
             AGAIN
         } else {
@@ -104,11 +104,13 @@ impl AdaptiveReplacement {
         };
         self.target = self.target.min(capacity);
         self.held[list].push(slot);
-        // At most one capacity of objects used once, and two of all, held or gone.
-        while self.held[ONCE].len() + self.gone[ONCE].len() > capacity && self.gone[ONCE].pop().is_some() {}
-        while self.len() + self.gone[ONCE].len() + self.gone[AGAIN].len() > 2 * capacity {
-            if self.gone[AGAIN].pop().is_none() {
-                self.gone[ONCE].pop();
+        // At most one capacity of objects used once, and two of all, held or ghosts.
+        while self.held[ONCE].len() + self.ghosts[ONCE].len() > capacity && self.ghosts[ONCE].pop().is_some()
+        {
+        }
+        while self.len() + self.ghosts[ONCE].len() + self.ghosts[AGAIN].len() > 2 * capacity {
+            if self.ghosts[AGAIN].pop().is_none() {
+                self.ghosts[ONCE].pop();
             }
         }
     }
@@ -123,8 +125,8 @@ mod tests {
 
     crate::eviction_conformance!(AdaptiveReplacement);
 
-    fn gone(policy: &AdaptiveReplacement) -> [Vec<u64>; 2] {
-        [ONCE, AGAIN].map(|list| policy.gone[list].iter().collect())
+    fn ghosts(policy: &AdaptiveReplacement) -> [Vec<u64>; 2] {
+        [ONCE, AGAIN].map(|list| policy.ghosts[list].iter().collect())
     }
 
     #[test]
@@ -132,8 +134,8 @@ mod tests {
         let mut cache = SmallCache::<AdaptiveReplacement>::new(4);
         assert_eq!(cache.use_keys([1, 2, 1, 2, 3, 4]), []);
         assert_eq!(cache.use_keys([5, 6, 7]), [3, 4, 5], "1 and 2 were used again");
-        // Two held and two gone are all that is remembered of objects used once.
-        assert_eq!(gone(&cache.policy), [vec![4, 5], vec![]]);
+        // Two held and two ghosts are all that is remembered of objects used once.
+        assert_eq!(ghosts(&cache.policy), [vec![4, 5], vec![]]);
         assert_eq!(victims(&mut cache.policy), [6, 7, 1, 2]);
     }
 
@@ -141,15 +143,15 @@ mod tests {
     fn the_bound_follows_what_comes_back() {
         let mut cache = SmallCache::<AdaptiveReplacement>::new(4);
         cache.use_keys([1, 2, 1, 2, 3, 4, 5, 6]);
-        assert_eq!((gone(&cache.policy), cache.policy.target), ([vec![3, 4], vec![]], 0));
+        assert_eq!((ghosts(&cache.policy), cache.policy.target), ([vec![3, 4], vec![]], 0));
         // 4 comes back: the list of objects used once should have been longer.
         assert_eq!(cache.use_keys([4]), [5]);
-        assert_eq!((gone(&cache.policy), cache.policy.target), ([vec![3, 5], vec![]], 1));
+        assert_eq!((ghosts(&cache.policy), cache.policy.target), ([vec![3, 5], vec![]], 1));
         // One object was used once, as many as the bound allows, so 1 goes.
         assert_eq!(cache.use_keys([3]), [1]);
-        assert_eq!((gone(&cache.policy), cache.policy.target), ([vec![5], vec![1]], 2));
+        assert_eq!((ghosts(&cache.policy), cache.policy.target), ([vec![5], vec![1]], 2));
         assert_eq!(cache.use_keys([1]), [2]);
-        assert_eq!((gone(&cache.policy), cache.policy.target), ([vec![5], vec![2]], 1));
+        assert_eq!((ghosts(&cache.policy), cache.policy.target), ([vec![5], vec![2]], 1));
         assert!(cache.policy.remembers(5) && !cache.policy.remembers(1));
     }
 
@@ -160,7 +162,7 @@ mod tests {
             let mut most = 0;
             play::<AdaptiveReplacement>(&steps, |_, _, policy| {
                 most = most.max(policy.len());
-                let [once, again] = [&policy.gone[ONCE], &policy.gone[AGAIN]];
+                let [once, again] = [&policy.ghosts[ONCE], &policy.ghosts[AGAIN]];
                 assert!(once.iter().all(|key| !again.contains(key)));
                 assert!(policy.held[ONCE].iter().all(|slot| !policy.held[AGAIN].contains(slot)));
                 assert!(policy.target <= most && policy.keys.len() <= policy.len());

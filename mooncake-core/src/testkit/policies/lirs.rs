@@ -17,7 +17,7 @@ pub struct Lirs {
     /// HIR objects that are held, the next victim first.
     next: Queue<SlotId>,
     /// Evicted objects in the stack, by eviction.
-    gone: Queue<u64>,
+    non_resident: Queue<u64>,
     states: HashMap<SlotId, State>,
     /// Number of LIR objects.
     lirs: usize,
@@ -27,7 +27,7 @@ pub struct Lirs {
 enum Entry {
     Held(SlotId),
     /// Evicted HIR object with the hash of its key.
-    Gone(u64),
+    NonResident(u64),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -40,7 +40,7 @@ struct State {
 /// Share of the HIR objects, in percent.
 const HIR_PERCENT: usize = 1;
 /// Evicted objects in the stack, as a multiple of the objects held.
-const MAX_GONE: usize = 2;
+const MAX_NON_RESIDENT: usize = 2;
 
 impl EvictionPolicy for Lirs {
     type Config = ();
@@ -78,21 +78,21 @@ impl EvictionPolicy for Lirs {
     fn evict(&mut self, allowed: &mut dyn FnMut(SlotId) -> bool) -> Option<SlotId> {
         let lirs = self.stack.iter().filter_map(|entry| match entry {
             Entry::Held(slot) => Some(slot).filter(|slot| self.states[slot].is_lir),
-            Entry::Gone(_) => None,
+            Entry::NonResident(_) => None,
         });
         let victim = self.next.iter().chain(lirs).find(|slot| allowed(*slot))?;
         if let State { key: Some(key), is_lir: false } = self.states[&victim]
             && self.stack.contains(Entry::Held(victim))
         {
-            self.stack.remove(Entry::Gone(key));
-            self.stack.replace(Entry::Held(victim), Entry::Gone(key));
-            self.gone.push(key);
+            self.stack.remove(Entry::NonResident(key));
+            self.stack.replace(Entry::Held(victim), Entry::NonResident(key));
+            self.non_resident.push(key);
         }
         self.remove(victim);
-        while self.gone.len() > MAX_GONE * (self.len() + 1)
-            && let Some(key) = self.gone.pop()
+        while self.non_resident.len() > MAX_NON_RESIDENT * (self.len() + 1)
+            && let Some(key) = self.non_resident.pop()
         {
-            self.stack.remove(Entry::Gone(key));
+            self.stack.remove(Entry::NonResident(key));
         }
         Some(victim)
     }
@@ -108,7 +108,7 @@ impl MergeableOrder for Lirs {
     }
 
     fn remembers(&self, key_hash: u64) -> bool {
-        self.gone.contains(key_hash)
+        self.non_resident.contains(key_hash)
     }
 }
 
@@ -117,7 +117,8 @@ impl Lirs {
         if self.states.contains_key(&slot) {
             return self.touch(slot);
         }
-        let is_known = key.is_some_and(|key| self.gone.remove(key) && self.stack.remove(Entry::Gone(key)));
+        let is_known = key
+            .is_some_and(|key| self.non_resident.remove(key) && self.stack.remove(Entry::NonResident(key)));
         let is_lir = is_known || self.lirs < max_lirs(self.len() + 1);
         self.states.insert(slot, State { key, is_lir });
         self.stack.push(Entry::Held(slot));
@@ -150,8 +151,8 @@ impl Lirs {
             match entry {
                 Entry::Held(slot) if self.states.get(&slot).is_some_and(|state| state.is_lir) => return,
                 Entry::Held(_) => {}
-                Entry::Gone(key) => {
-                    self.gone.remove(key);
+                Entry::NonResident(key) => {
+                    self.non_resident.remove(key);
                 }
             }
             self.stack.pop();
@@ -176,7 +177,7 @@ mod tests {
     fn stack(policy: &Lirs) -> Vec<i64> {
         let number = |entry| match entry {
             Entry::Held(slot) => i64::from(slot.0),
-            Entry::Gone(key) => -(key as i64),
+            Entry::NonResident(key) => -(key as i64),
         };
         policy.stack.iter().map(number).collect()
     }
@@ -201,9 +202,9 @@ mod tests {
     #[test]
     fn a_loop_keeps_most_of_its_objects() {
         let mut cache = SmallCache::<Lirs>::new(10);
-        let gone: Vec<u64> = (0..5).flat_map(|_| cache.use_keys(0..12)).collect();
+        let evicted: Vec<u64> = (0..5).flat_map(|_| cache.use_keys(0..12)).collect();
         // Objects 0 and 9 to 11 share one slot; LRU would evict at each use.
-        assert!(gone.len() < 20, "{gone:?}");
+        assert!(evicted.len() < 20, "{evicted:?}");
     }
 
     proptest! {
@@ -214,7 +215,7 @@ mod tests {
                 let of = |slot: SlotId| policy.states[&slot];
                 match policy.stack.oldest() {
                     Some(Entry::Held(slot)) => assert!(of(slot).is_lir),
-                    Some(Entry::Gone(_)) => panic!("an evicted object is the oldest of the stack"),
+                    Some(Entry::NonResident(_)) => panic!("an evicted object is the oldest of the stack"),
                     None => assert_eq!(policy.lirs, 0),
                 }
                 let lirs = policy.states.iter().filter(|(_, state)| state.is_lir);
@@ -222,8 +223,8 @@ mod tests {
                 assert_eq!(lirs.count(), policy.lirs);
                 assert!(policy.next.iter().all(|slot| !of(slot).is_lir));
                 assert_eq!(policy.lirs + policy.next.len(), policy.len());
-                let gone = policy.stack.iter().filter(|entry| matches!(entry, Entry::Gone(_)));
-                assert_eq!(gone.count(), policy.gone.len());
+                let non_resident = policy.stack.iter().filter(|entry| matches!(entry, Entry::NonResident(_)));
+                assert_eq!(non_resident.count(), policy.non_resident.len());
             });
         }
     }

@@ -49,7 +49,7 @@ impl<P: MergeableOrder> SmallCache<P> {
 
     /// Uses keys one after the other. Returns the keys that are evicted for them.
     pub(super) fn use_keys(&mut self, keys: impl IntoIterator<Item = u64>) -> Vec<u64> {
-        let mut gone = Vec::new();
+        let mut evicted = Vec::new();
         for key in keys {
             if self.held.contains(&key) {
                 self.policy.touch(SlotId(key as u32));
@@ -58,11 +58,11 @@ impl<P: MergeableOrder> SmallCache<P> {
             if self.held.len() == self.capacity {
                 let victim = self.policy.evict(&mut |_| true).expect("the cache is full");
                 self.held.retain(|key| *key != victim.0.into());
-                gone.push(victim.0.into());
+                evicted.push(victim.0.into());
             }
             self.policy.insert_hashed(SlotId(key as u32), 1, key);
             self.held.push(key);
         }
-        gone
+        evicted
     }
 }

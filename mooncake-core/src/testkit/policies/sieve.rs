@@ -125,19 +125,19 @@ mod tests {
                     at(&self.list, *slot).map(|at| self.drop_at(at));
                 }
                 EvictStep::Evict { refused } => {
-                    let mut asked = std::collections::BTreeSet::new();
-                    while asked.len() < self.list.len() {
+                    let mut tried = std::collections::BTreeSet::new();
+                    while tried.len() < self.list.len() {
                         let (at, len) = (self.hand, self.list.len());
                         let (slot, marked) = &mut self.list[at];
                         self.hand = (at + 1) % len;
-                        if std::mem::take(marked) || asked.contains(slot) {
+                        if std::mem::take(marked) || tried.contains(slot) {
                             continue;
                         }
                         if !refused.contains(slot) {
                             self.hand = at;
                             return Some(self.drop_at(at));
                         }
-                        asked.insert(*slot);
+                        tried.insert(*slot);
                     }
                 }
             }

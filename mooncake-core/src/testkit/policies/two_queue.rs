@@ -18,7 +18,7 @@ pub struct TwoQueue {
     /// Objects that came back (`Am`), by last use.
     main: Queue<SlotId>,
     /// Keys evicted from the queue of new objects (`A1out`).
-    gone: Queue<u64>,
+    ghosts: Queue<u64>,
     /// Hash of the key of each slot, if known.
     keys: HashMap<SlotId, u64>,
 }
@@ -26,7 +26,7 @@ pub struct TwoQueue {
 /// Share of the new objects (`Kin`), in percent.
 const NEW_PERCENT: usize = 25;
 /// Number of remembered keys (`Kout`), in percent of the objects held.
-const GONE_PERCENT: usize = 50;
+const GHOST_PERCENT: usize = 50;
 
 impl EvictionPolicy for TwoQueue {
     type Config = ();
@@ -59,8 +59,8 @@ impl EvictionPolicy for TwoQueue {
         if let Some(key) = self.keys.remove(&victim)
             && self.new.contains(victim)
         {
-            self.gone.push(key);
-            while self.gone.len() > len * GONE_PERCENT / 100 && self.gone.pop().is_some() {}
+            self.ghosts.push(key);
+            while self.ghosts.len() > len * GHOST_PERCENT / 100 && self.ghosts.pop().is_some() {}
         }
         self.remove(victim);
         Some(victim)
@@ -77,7 +77,7 @@ impl MergeableOrder for TwoQueue {
     }
 
     fn remembers(&self, key_hash: u64) -> bool {
-        self.gone.contains(key_hash)
+        self.ghosts.contains(key_hash)
     }
 }
 
@@ -87,7 +87,7 @@ impl TwoQueue {
             return self.touch(slot);
         }
         self.keys.extend(key.map(|key| (slot, key)));
-        if key.is_some_and(|key| self.gone.remove(key)) {
+        if key.is_some_and(|key| self.ghosts.remove(key)) {
             self.main.push(slot);
         } else {
             self.new.push(slot);
@@ -125,7 +125,7 @@ mod tests {
             play::<TwoQueue>(&steps, |_, _, policy| {
                 most = most.max(policy.len());
                 assert!(policy.new.iter().all(|slot| !policy.main.contains(slot)));
-                assert!(policy.keys.len() <= policy.len() && policy.gone.len() <= most / 2);
+                assert!(policy.keys.len() <= policy.len() && policy.ghosts.len() <= most / 2);
             });
         }
     }

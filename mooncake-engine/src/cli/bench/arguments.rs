@@ -48,6 +48,9 @@ pub(super) struct Arguments {
     /// host.
     #[arg(long = "local_server_name", default_value = "")]
     pub(super) local_server_name: String,
+    /// Address of this host at which every port listens [environment: MC_BIND_ADDRESS]
+    #[arg(long = "bind_address")]
+    pub(super) bind_address: Option<String>,
     /// Name of the target's segment.
     #[arg(long = "segment_id", default_value = "")]
     pub(super) segment_id: String,
@@ -70,13 +73,13 @@ pub(super) struct Arguments {
     #[arg(long = "block_size", default_value_t = 65536, value_parser = at_least_one)]
     pub(super) block_size: u64,
     /// Number of requests per submission.
-    #[arg(long = "batch_size", default_value_t = 128, value_parser = at_least_one)]
+    #[arg(long = "batch_size", default_value_t = 128, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub(super) batch_size: u64,
     /// Number of parallel submitters.
-    #[arg(long, default_value_t = 12, value_parser = at_least_one)]
+    #[arg(long, default_value_t = 12, value_parser = clap::value_parser!(u64).range(1..=4096))]
     pub(super) threads: u64,
     /// Duration of the measurement in seconds.
-    #[arg(long, default_value_t = 10, value_parser = at_least_one)]
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=31_536_000))]
     pub(super) duration: u64,
     /// Length of the registered memory in bytes.
     #[arg(long = "buffer_size", default_value_t = 1 << 30, value_parser = at_least_one)]
@@ -108,13 +111,16 @@ pub(super) async fn start(arguments: &Arguments) -> Result<TransferEngine> {
         .metadata(arguments.metadata_server.as_str())
         // Otherwise a process that measures itself would copy.
         .local_copies(LocalCopies::Never);
+    if let Some(address) = &arguments.bind_address {
+        builder = builder.bind_address(address);
+    }
     if !arguments.protocol.is_empty() {
         builder = builder.protocol(&*arguments.protocol).devices(&arguments.device_name.join(","));
-        let named = builder.transport_options()?;
+        let options = builder.transport_options()?;
         builder = builder.transports(if arguments.protocol == "shm" {
-            named
+            options
         } else {
-            named.without_shared_memory()
+            options.without_shared_memory()
         });
     }
     builder = builder.topology(match &arguments.nic_priority_matrix {

@@ -167,7 +167,7 @@ async fn submit(
 }
 
 fn deadline(engine: &TransferEngine, bytes: u64) -> Option<Moment> {
-    Some(engine.clock().now().after(engine.patience(bytes)))
+    Some(engine.clock().now().after(engine.timeout_for(bytes)))
 }
 
 fn show(arguments: &Arguments, rows: &[Row]) {

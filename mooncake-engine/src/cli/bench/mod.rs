@@ -14,7 +14,7 @@ use arguments::{Arguments, Format, Mode, memory, start};
 
 /// Runs one side. Returns the exit status: 0, 1 for a failure, or 2 for invalid arguments.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
-    let arguments: Arguments = match super::parse(arguments, &["auto_discovery"]) {
+    let arguments: Arguments = match super::parse(arguments) {
         Ok(arguments) => arguments,
         Err(status) => return status,
     };

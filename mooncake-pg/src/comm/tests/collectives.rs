@@ -27,8 +27,8 @@ fn on_all(ranks: &[Rank], call: impl Fn(usize) -> (Collective, Vec<Arc<Memory>>)
     let operations: Vec<Operation> = ranks
         .iter()
         .map(|rank| {
-            let (call, keep) = call(rank.slot);
-            rank.start_collective(call, &keep.iter().collect::<Vec<_>>())
+            let (call, memories) = call(rank.slot);
+            rank.start_collective(call, &memories.iter().collect::<Vec<_>>())
         })
         .collect();
     operations.iter().for_each(succeed);

@@ -10,12 +10,12 @@ fn begin(rank: &Rank, count: usize, round: u64, len: usize, timeout: u64) -> (Op
     let tag = ExchangeTag { buffer: 9, round, phase: 0 };
     let output = Memory::new(vec![rank.slot as u8 + 1; len]);
     let inputs: Vec<_> = (0..count).map(|_| Memory::new(vec![0; len])).collect();
-    let keep = (output.clone(), inputs.clone());
+    let memories = (output.clone(), inputs.clone());
     let outputs = vec![Some(vec![output.buffer()]); count];
     let places = inputs.iter().map(|input| Some(input.buffer())).collect();
     let timeout = Some(Duration::from_millis(timeout));
     // SAFETY: the guard owns the memory.
-    let operation = unsafe { rank.comm().exchange(tag, outputs, places, timeout, Box::new(keep)) };
+    let operation = unsafe { rank.comm().exchange(tag, outputs, places, timeout, Box::new(memories)) };
     (operation.unwrap(), inputs)
 }
 

@@ -7,8 +7,8 @@ use mooncake_core::clock::{Clock, SystemClock};
 use super::*;
 use crate::link::Recipient;
 use crate::message::{Message, Payload, Progress, Round, Tag};
-use crate::pause::LONGEST_GAP;
-use crate::staging::{Staged, keep};
+use crate::pause::MAX_GAP;
+use crate::staging::{Staged, share_guard};
 use crate::view::{Evidence, MemberState};
 
 /// Returns the sum of the values that ranks contribute, given the ranks as bits: rank `r` has
@@ -149,8 +149,8 @@ fn end_at_random(rng: &mut Rng, count: usize, victims: &[usize]) {
 #[test]
 fn survivors_of_a_random_end_have_one_result() {
     let mut rng = rng();
-    for turn in 0..10 {
-        let count = 3 + turn % 3;
+    for round in 0..10 {
+        let count = 3 + round % 3;
         let victim = rng.below(count as u64) as usize;
         end_at_random(&mut rng, count, &[victim]);
     }
@@ -168,11 +168,11 @@ fn survivors_of_two_random_ends_have_one_result() {
 
 #[test]
 fn a_rank_may_end_as_soon_as_it_has_finished() {
-    for turn in 0..20 {
+    for round in 0..20 {
         let (_group, mut ranks) = start(3);
-        let len = [1, 100_000][turn % 2];
+        let len = [1, 100_000][round % 2];
         let begun: Vec<_> = ranks.iter().map(|rank| all_reduce(rank, values(rank.slot, len))).collect();
-        let first = turn % 3;
+        let first = round % 3;
         succeed(&begun[first].0);
         drop(ranks.remove(first));
         for (operation, memory) in &begun {
@@ -237,11 +237,11 @@ fn a_rank_that_was_left_out_comes_back_if_it_stays_active() {
         succeed(&send(&ranks[2], at, vec![1]));
         succeed(&received);
     }
-    for turn in 0..3 {
+    for round in 0..3 {
         let begun: Vec<_> = ranks.iter().map(|rank| all_reduce(rank, values(rank.slot, 1000))).collect();
         for (operation, memory) in &begun {
             let outcome = finish(operation);
-            assert!(outcome.is_success(), "turn {turn}: {outcome:?}");
+            assert!(outcome.is_success(), "turn {round}: {outcome:?}");
             assert_eq!(contributors(memory), 0b111);
         }
     }
@@ -285,7 +285,7 @@ fn a_message_from_a_rank_that_has_closed_its_communicator_is_not_waited_for() {
     // The news may also come between the check of a call and its start.
     shared.plane.timeouts.set_p2p(Duration::from_millis(50));
     let memory = Memory::new(vec![0]);
-    let guard = keep(Box::new(memory.clone()));
+    let guard = share_guard(Box::new(memory.clone()));
     expect_failure(&shared.post_receive(memory.buffer(), Some(slot(1)), guard));
     expect_failure(&send(&ranks[0], 1, vec![1]));
 }
@@ -498,7 +498,7 @@ fn a_rank_that_was_stopped_takes_all_messages_before_it_finishes() {
 /// Stops a rank for so long that the others may leave it out.
 fn stop_for_long(rank: &Rank) -> std::sync::mpsc::Sender<std::convert::Infallible> {
     let stopped = rank.stop_until_dropped();
-    std::thread::sleep(LONGEST_GAP + Duration::from_millis(100));
+    std::thread::sleep(MAX_GAP + Duration::from_millis(100));
     stopped
 }
 
@@ -746,7 +746,7 @@ fn second(group: &TestGroup, call: &Collective) -> Tag {
 /// Puts bytes into staging memory.
 fn stage(rank: &Rank, bytes: &[u8]) -> Staged {
     let pool = &rank.comm().shared.plane.pool;
-    let staged = rank.runtime().block_on(pool.lend(bytes.len())).unwrap();
+    let staged = rank.runtime().block_on(pool.allocate(bytes.len())).unwrap();
     // SAFETY: the bytes are readable.
     unsafe { staged.write(0, bytes.as_ptr(), bytes.len()) };
     staged
@@ -774,7 +774,7 @@ fn a_rank_that_dies_half_way_leaves_no_byte() {
         let staged = stage(&ranks[2], &[2; LEN]);
         let tag = second(&group, &begun[0].2);
         for to in 0..2 {
-            let payload = Payload::Staged(staged.loan(0..LEN));
+            let payload = Payload::Staged(staged.descriptor(0..LEN));
             ranks[2].comm().shared.send_to(to, Message::Offer { tag, part: 0, payload });
         }
         assert!(!begun[0].0.wait(Some(Duration::from_millis(300))), "it does not wait for the third rank");
@@ -799,7 +799,7 @@ fn bytes_that_were_given_up_do_not_count() {
     let call = |at: usize| Collective::Broadcast { tensor: memory[at].buffer(), root: slot(0) };
     let tag = second(&group, &call(1));
     let staged = stage(&ranks[0], &[1; LEN]);
-    let payload = Payload::Staged(staged.loan(0..LEN));
+    let payload = Payload::Staged(staged.descriptor(0..LEN));
     drop(staged);
     let other = stage(&ranks[0], &[2; LEN]);
     // As if this rank had been stopped before it could read, and the other one had gone on.

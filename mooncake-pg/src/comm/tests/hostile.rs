@@ -6,7 +6,7 @@ use std::sync::mpsc::channel;
 use super::driving::{carry_out, on_threads, wait_for_rings};
 use super::*;
 use crate::comm::shared::{MAX_EARLY, MAX_EARLY_BYTES};
-use crate::link::tests::Visit;
+use crate::link::tests::FakePeer;
 use crate::message::{Envelope, Message, Payload};
 
 /// Operations that the ranks carry out meanwhile.
@@ -16,7 +16,7 @@ const OPERATIONS: u64 = 30;
 fn a_process_that_writes_into_its_ring_without_end_keeps_nobody() {
     let (_group, ranks) = start(2);
     wait_for_rings(&ranks);
-    let mut visit = ranks[0].runtime().block_on(Visit::begin(ranks[0].plane(), 99));
+    let mut visit = ranks[0].runtime().block_on(FakePeer::begin(ranks[0].plane(), 99));
     let communicator = ranks[0].comm().shared.number;
     let frame = |len: usize| {
         let payload = Payload::Inline(vec![0; len].into());
@@ -46,11 +46,11 @@ fn a_process_that_writes_into_its_ring_without_end_keeps_nobody() {
     let others = ranks.clone();
     // A thread that is kept would not end this test.
     std::thread::spawn(move || {
-        let mut turn = 0;
-        while turn < OPERATIONS || written.load(Ordering::SeqCst) < 2 * MAX_EARLY_BYTES {
-            let outcomes = on_threads(&others, |rank| carry_out(rank, turn % 3, || barrier(rank)));
+        let mut round = 0;
+        while round < OPERATIONS || written.load(Ordering::SeqCst) < 2 * MAX_EARLY_BYTES {
+            let outcomes = on_threads(&others, |rank| carry_out(rank, round % 3, || barrier(rank)));
             assert!(outcomes.iter().all(Outcome::is_success), "{outcomes:?}");
-            turn += 1;
+            round += 1;
         }
         let _ = finishes.send(());
     });
@@ -59,6 +59,6 @@ fn a_process_that_writes_into_its_ring_without_end_keeps_nobody() {
     end.expect("the ranks do not go on");
     writer.join().unwrap();
     let inbox = ranks[0].comm().shared.inbox.lock();
-    let kept: usize = inbox.early.iter().map(|(.., message)| message.inline_len()).sum();
-    assert!(inbox.early.len() <= MAX_EARLY && kept <= MAX_EARLY_BYTES, "{kept} bytes are kept");
+    let early_bytes: usize = inbox.early.iter().map(|(.., message)| message.inline_len()).sum();
+    assert!(inbox.early.len() <= MAX_EARLY && early_bytes <= MAX_EARLY_BYTES, "{early_bytes} bytes are kept");
 }

@@ -36,10 +36,10 @@ fn messages_of_a_pair_arrive_in_order_whatever_their_length() {
 fn both_directions_and_many_pairs_run_at_once() {
     let (_group, ranks) = start(4);
     let mut begun = Vec::new();
-    for turn in 0..20u8 {
+    for round in 0..20u8 {
         for from in 0..4 {
             for to in (0..4).filter(|to| *to != from) {
-                let bytes = vec![turn.wrapping_mul(16) + from as u8; 50_000];
+                let bytes = vec![round.wrapping_mul(16) + from as u8; 50_000];
                 begun.push((receive(&ranks[to], from, 50_000), bytes.clone()));
                 begun.push(((send(&ranks[from], to, bytes.clone()), Memory::new(bytes.clone())), bytes));
             }
@@ -154,8 +154,8 @@ fn send_on(ranks: &Arc<Vec<Rank>>, left: u8, ends: &Sender<bool>) {
     let operation = send(&ranks[0], 1, vec![left]);
     let (ranks, ends) = (ranks.clone(), ends.clone());
     operation.on_done(move |outcome| {
-        if let Some(driving) = ranks[0].comm().drive() {
-            driving.turn();
+        if let Some(driver_guard) = ranks[0].comm().drive() {
+            driver_guard.run_ready();
         }
         let _ = ends.send(outcome.is_success());
         if left > 0 {

@@ -26,8 +26,8 @@ fn measure(ranks: &[Rank], rounds: usize, call: impl Fn(usize) -> (Collective, V
         for _ in 0..rounds {
             let begun: Vec<_> = calls
                 .iter()
-                .map(|(rank, (call, keep))| {
-                    rank.start_collective(call.clone(), &keep.iter().collect::<Vec<_>>())
+                .map(|(rank, (call, memories))| {
+                    rank.start_collective(call.clone(), &memories.iter().collect::<Vec<_>>())
                 })
                 .collect();
             begun.iter().for_each(succeed);

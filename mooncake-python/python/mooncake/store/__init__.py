@@ -8,7 +8,9 @@ from mooncake import _installation
 _installation.check()
 
 import difflib
+import logging
 import operator
+from dataclasses import dataclass
 from typing import Any, Self
 
 from mooncake import _log
@@ -20,9 +22,11 @@ from mooncake._mooncake import (
     BufferPool,
     Descriptor,
     DiskDescriptor,
+    ExistOptions,
     MemoryDescriptor,
     MooncakeHostMemAllocator,
     QueryTaskResponse,
+    RangedReadSnapshot,
     ReplicaDescriptor,
     ReplicateConfig,
     bind_to_numa_node,
@@ -53,10 +57,12 @@ for _enumeration in (ObjectDataType, ReplicaStatus, TaskType, TaskStatus):
     globals().update(_enumeration.__members__)
 del _enumeration
 
+_LOG = logging.getLogger(__name__)
 _MIB = 1 << 20
 _INVALID_PARAMS = -600
 
-# Keys of the dictionary of `setup`, as in Mooncake C++. `ipc_socket_path` has no effect.
+# Keys of the dictionary of `setup`, as in Mooncake C++. `ipc_socket_path` has no effect, nor have
+# the settings of memory in the NVLink domain (EGM).
 _SETTINGS = (
     "local_hostname",
     "metadata_server",
@@ -71,9 +77,44 @@ _SETTINGS = (
     "tenant_id",
     "enable_client_http_server",
     "client_http_port",
+    "enable_embedded_master",
+    "enable_ssd_prefetch",
+    "ssd_prefetch_cooldown_sec",
+    "ssd_prefetch_dedup_ttl_sec",
+    "enable_egm_store_pool",
+    "egm_numa_nodes",
 )
 # Names of the settings of LMCache, which passes all of them on. Mooncake C++ ignores these names.
 _OTHER_NAMES = {"master_server_address": "master_server_addr", "device_name": "rdma_devices"}
+
+
+@dataclass(frozen=True)
+class _Prefetching:
+    """Settings of prefetches from disks to memory. `None` stands for that of the environment."""
+
+    enabled: bool | None = None
+    cooldown: int | None = None
+    dedup: int | None = None
+
+    @classmethod
+    def parse(cls, texts: dict[str, str]) -> Self:
+        """Returns the settings in a dictionary of `setup`. Raises `ValueError` for invalid ones."""
+        enabled = texts.get("enable_ssd_prefetch")
+        return cls(
+            None if enabled is None else parse_switch(enabled),
+            _seconds(texts, "ssd_prefetch_cooldown_sec"),
+            _seconds(texts, "ssd_prefetch_dedup_ttl_sec"),
+        )
+
+
+def _seconds(texts: dict[str, str], name: str) -> int | None:
+    """Returns a number of seconds. Raises `ValueError` for an invalid one."""
+    text = texts.get(name)
+    if text is None:
+        return None
+    if not text.strip().isdecimal() or int(text) >= 1 << 32:
+        raise ValueError(f"{name} must be a number of seconds from 0 to 2**32-1, not {text!r}")
+    return int(text)
 
 
 class MooncakeDistributedStore(TensorCalls):
@@ -109,16 +150,57 @@ class MooncakeDistributedStore(TensorCalls):
         tenant_id: str = "default",
         enable_client_http_server: bool = False,
         client_http_port: int = 9300,
+        enable_embedded_master: bool = False,
         config: dict[str, Any] | None = None,
     ) -> int:
         """Joins a cluster. Returns 0, -600 for invalid settings, or -1 if the cluster cannot be
         joined (see `last_error`).
+
+        With `enable_embedded_master`, the store starts a master inside this process, at free ports
+        of 127.0.0.1, in place of the one at `master_server_addr`. The master ends with the store.
 
         A dictionary as the first argument or as `config` replaces all arguments. Its keys are their
         names, and numbers may be text.
         """
         if config is not None or isinstance(local_hostname, dict):
             return self._setup_dict(_only_dict(locals()))
+        return self._join(
+            local_hostname,
+            metadata_server,
+            global_segment_size,
+            local_buffer_size,
+            protocol,
+            rdma_devices,
+            master_server_addr,
+            engine,
+            enable_ssd_offload,
+            ssd_offload_path,
+            tenant_id,
+            enable_client_http_server,
+            client_http_port,
+            enable_embedded_master,
+            _Prefetching(),
+        )
+
+    def _join(
+        self,
+        local_hostname: Any,
+        metadata_server: Any,
+        global_segment_size: Any,
+        local_buffer_size: Any,
+        protocol: Any,
+        rdma_devices: Any,
+        master_server_addr: Any,
+        engine: Any,
+        enable_ssd_offload: Any,
+        ssd_offload_path: Any,
+        tenant_id: Any,
+        enable_client_http_server: Any,
+        client_http_port: int,
+        enable_embedded_master: Any,
+        prefetching: _Prefetching,
+    ) -> int:
+        """Checks the arguments of `setup` and joins the cluster."""
         local_hostname, metadata_server, protocol, rdma_devices, master_server_addr, ssd_offload_path, tenant_id = _words(
             local_hostname=local_hostname,
             metadata_server=metadata_server,
@@ -137,6 +219,7 @@ class MooncakeDistributedStore(TensorCalls):
         for name, switch in (
             ("enable_ssd_offload", enable_ssd_offload),
             ("enable_client_http_server", enable_client_http_server),
+            ("enable_embedded_master", enable_embedded_master),
         ):
             if isinstance(switch, (str, bytes)):
                 raise TypeError(f"setup(): incompatible function arguments: {name} must be a bool, not {switch!r}")
@@ -155,6 +238,10 @@ class MooncakeDistributedStore(TensorCalls):
                 "tenant_id": tenant_id,
                 "http_port": client_http_port if enable_client_http_server else None,
                 "offload_path": ssd_offload_path if enable_ssd_offload else None,
+                "prefetch": prefetching.enabled,
+                "prefetch_cooldown": prefetching.cooldown,
+                "prefetch_dedup": prefetching.dedup,
+                "embedded_master": bool(enable_embedded_master),
             },
             engine,
         )
@@ -180,9 +267,13 @@ class MooncakeDistributedStore(TensorCalls):
             serve = parse_switch(texts.get("enable_client_http_server", "false"))
             offload = parse_switch(texts.get("enable_ssd_offload", "false"))
             port = int(texts.get("client_http_port", "9300"))
+            embedded = parse_switch(texts.get("enable_embedded_master", "false"))
+            prefetching = _Prefetching.parse(texts)
+            if parse_switch(texts.get("enable_egm_store_pool", "false")):
+                _LOG.warning("enable_egm_store_pool has no effect: the segment is ordinary memory")
         except ValueError as error:
             return self._note(_INVALID_PARAMS, f"setup: {error}")
-        return self.setup(
+        return self._join(
             texts["local_hostname"],
             texts["metadata_server"],
             segment,
@@ -190,11 +281,14 @@ class MooncakeDistributedStore(TensorCalls):
             protocol=texts.get("protocol", "tcp"),
             rdma_devices=texts.get("rdma_devices", ""),
             master_server_addr=texts.get("master_server_addr", "127.0.0.1:50051"),
+            engine=None,
             enable_ssd_offload=offload,
             ssd_offload_path=texts.get("ssd_offload_path", ""),
             tenant_id=texts.get("tenant_id", "default"),
             enable_client_http_server=serve,
             client_http_port=port,
+            enable_embedded_master=embedded,
+            prefetching=prefetching,
         )
 
     def setup_dummy(self, mem_pool_size: int, local_buffer_size: int, server_address: str) -> int:
@@ -268,12 +362,14 @@ __all__ = [
     "DiskDescriptor",
     "EngramStore",
     "EngramStoreConfig",
+    "ExistOptions",
     "MemoryDescriptor",
     "MooncakeDistributedStore",
     "MooncakeHostMemAllocator",
     "ObjectDataType",
     "ParallelAxis",
     "QueryTaskResponse",
+    "RangedReadSnapshot",
     "ReadTarget",
     "RegisteredBufferLease",
     "RegisteredBufferLeaseView",

@@ -28,7 +28,7 @@ pub struct CachedValue {
 
 impl CachedValue {
     /// Returns whether a response of the master describes this value.
-    pub fn is(&self, list: &ReplicaList) -> bool {
+    pub fn matches(&self, list: &ReplicaList) -> bool {
         is_same((&self.replicas, self.checksum), (&list.replicas, list.checksum))
     }
 }
@@ -40,10 +40,10 @@ pub struct CacheTable {
     free: Vec<SlotId>,
     order: Lru,
     bytes: u64,
-    asked: Sketch,
+    read_counts: Sketch,
     hasher: FixedState,
     /// Keys that are being fetched, and whether their values are still needed.
-    coming: HashMap<Box<[u8]>, bool>,
+    fetching: HashMap<Box<[u8]>, bool>,
 }
 
 impl CacheTable {
@@ -55,9 +55,9 @@ impl CacheTable {
             free: Vec::new(),
             order: Lru::new(0, &()),
             bytes: 0,
-            asked: Sketch::new(COUNTERS, 8 * COUNTERS),
+            read_counts: Sketch::new(COUNTERS, 8 * COUNTERS),
             hasher: FixedState::with_seed(seed),
-            coming: HashMap::new(),
+            fetching: HashMap::new(),
         }
     }
 
@@ -70,7 +70,7 @@ impl CacheTable {
     pub fn find(&mut self, key: &[u8], list: &ReplicaList) -> Option<Bytes> {
         let slot = *self.slots.get(key)?;
         let (_, entry) = self.entries[slot.index()].as_ref()?;
-        if entry.is(list) {
+        if entry.matches(list) {
             self.order.touch(slot);
             return Some(entry.bytes.clone());
         }
@@ -80,23 +80,23 @@ impl CacheTable {
 
     /// Counts a read of a key. Returns the approximate number of recent reads of the key.
     pub fn count(&mut self, key: &[u8]) -> u8 {
-        self.asked.add(self.hasher.hash_one(key))
+        self.read_counts.add(self.hasher.hash_one(key))
     }
 
     /// Begins the fetch of a key. Returns false if the key is cached or already being fetched.
     pub fn begin(&mut self, key: &[u8]) -> bool {
-        if self.slots.contains_key(key) || self.coming.contains_key(key) {
+        if self.slots.contains_key(key) || self.fetching.contains_key(key) {
             return false;
         }
-        self.coming.insert(key.into(), true);
+        self.fetching.insert(key.into(), true);
         true
     }
 
     /// Ends the fetch of a key. Returns whether the value was stored. A value that was discarded
     /// during the fetch is not stored.
     pub fn end(&mut self, key: &[u8], entry: Option<CachedValue>) -> bool {
-        let wanted = self.coming.remove(key).unwrap_or(false);
-        let Some(entry) = entry.filter(|_| wanted) else { return false };
+        let is_needed = self.fetching.remove(key).unwrap_or(false);
+        let Some(entry) = entry.filter(|_| is_needed) else { return false };
         self.remove(key);
         let slot = self.free.pop().unwrap_or_else(|| {
             self.entries.push(None);
@@ -121,15 +121,15 @@ impl CacheTable {
 
     /// Removes a key, and discards its value if it is being fetched.
     pub fn forget(&mut self, key: &[u8]) {
-        if let Some(wanted) = self.coming.get_mut(key) {
-            *wanted = false;
+        if let Some(is_needed) = self.fetching.get_mut(key) {
+            *is_needed = false;
         }
         self.remove(key);
     }
 
     /// Removes all keys, and discards the values that are being fetched.
     pub fn clear(&mut self) {
-        self.coming.values_mut().for_each(|wanted| *wanted = false);
+        self.fetching.values_mut().for_each(|is_needed| *is_needed = false);
         while self.evict().is_some() {}
     }
 
@@ -158,10 +158,16 @@ mod tests {
                 address,
                 protocol: "tcp".into(),
                 endpoint: "there".into(),
+                locality: None,
             }),
             status: ReplicaStatus::Complete,
         };
-        ReplicaList { replicas: ids.iter().map(replica).collect(), lease: Duration::ZERO, checksum }
+        ReplicaList {
+            replicas: ids.iter().map(replica).collect(),
+            lease: Duration::ZERO,
+            checksum,
+            resolved_tenant: None,
+        }
     }
 
     fn entry(list: ReplicaList) -> CachedValue {
@@ -169,13 +175,17 @@ mod tests {
     }
 
     #[test]
-    fn a_value_is_known_by_its_number() {
-        let ours = |number| ReplicaId::first(4).0 + number;
+    fn value_matches_by_replica_identifier() {
+        let own_id = |number| ReplicaId::first(4).0 + number;
         for (then, now, same) in [
-            (list(&[(ours(1), 0)], None), list(&[(ours(1), 0)], None), true),
-            (list(&[(ours(1), 0), (ours(2), 9)], None), list(&[(ours(3), 5), (ours(2), 9)], None), true),
-            (list(&[(ours(1), 0)], None), list(&[(ours(2), 0)], None), false),
-            (list(&[(ours(1), 0)], None), list(&[(ReplicaId::first(400).0 + 1, 0)], None), false),
+            (list(&[(own_id(1), 0)], None), list(&[(own_id(1), 0)], None), true),
+            (
+                list(&[(own_id(1), 0), (own_id(2), 9)], None),
+                list(&[(own_id(3), 5), (own_id(2), 9)], None),
+                true,
+            ),
+            (list(&[(own_id(1), 0)], None), list(&[(own_id(2), 0)], None), false),
+            (list(&[(own_id(1), 0)], None), list(&[(ReplicaId::first(400).0 + 1, 0)], None), false),
             // A master of Mooncake C++ may assign the same identifier again after a restart.
             (list(&[(1, 0)], None), list(&[(1, 0)], None), true),
             (list(&[(1, 0)], None), list(&[(1, 64)], None), false),
@@ -192,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_forgotten_while_it_comes_is_not_kept() {
+    fn value_forgotten_during_fetch_is_discarded() {
         let mut table = CacheTable::new(1);
         for forget in [|table: &mut CacheTable| table.forget(b"k"), CacheTable::clear] {
             assert!(table.begin(b"k"));
@@ -205,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_goes_first() {
+    fn least_recently_used_is_evicted_first() {
         let mut table = CacheTable::new(1);
         let list = list(&[(1, 0)], None);
         for key in [b"a", b"b", b"c"] {

@@ -2,7 +2,9 @@
 //! Python package and the C interface.
 
 use mooncake_core::memory::HugePages;
-use mooncake_core::settings::values::{Parsed, any, bytes, number, optional, unless_off, within};
+use mooncake_core::settings::values::{
+    LARGEST_COUNT, LARGEST_SIZE, LONGEST_TIME, Parsed, any, bytes, number, optional, unless_off, within,
+};
 use mooncake_core::settings::{Environment, Setting, apply};
 use mooncake_core::{Result, set, settings};
 use mooncake_engine::{TransferEngine, TransportOptions};
@@ -13,7 +15,10 @@ use mooncake_transport::engine::HandshakePort;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::{ClientConfig, MAX_TIMEOUT, OffloadConfig, RPC_ONLY, SegmentFile};
+use super::{ClientConfig, MAX_TIMEOUT, OffloadConfig, RPC_ONLY, SegmentFile, is_root_of_files};
+
+/// Shortest loan of the buffer of a disk that a variable can set.
+const SHORTEST_LOAN: Duration = Duration::from_secs(1);
 
 /// Settings of a client program from the environment.
 #[derive(Clone, Debug)]
@@ -24,12 +29,14 @@ pub struct ClientEnvironment {
     pub disk: OffloadConfig,
     /// Log levels.
     pub log: Option<String>,
-    together: Together,
+    /// Start of a master inside the process of a store, for tests of programs.
+    pub embedded_master: bool,
+    dependent: DependentSettings,
 }
 
 /// Values whose meaning depends on other variables.
 #[derive(Clone, Debug)]
-struct Together {
+struct DependentSettings {
     use_huge_pages: bool,
     huge_page_bytes: u64,
     first_port: u16,
@@ -46,14 +53,21 @@ impl ClientEnvironment {
     pub const VARIABLES: &'static [Setting<Self>] = settings! {
         /// Log levels of `mooncake_client`; the flag `--log` takes precedence
         RUST_LOG: "info" => set!(log = optional),
+        /// Address of this host at which every port of a client listens; 0.0.0.0 or :: for all; if
+        /// empty, loopback for a loopback name, else all; the flag `--bind_address` takes
+        /// precedence
+        MC_BIND_ADDRESS: "" => set!(config.bind_address = any),
+        /// Names, with commas between them, by which pages in browsers may call the HTTP endpoints
+        /// of a client; `*.name` for all below a name
+        MC_ALLOWED_HOSTS: "" => set!(config.allowed_hosts = number),
         /// First port of the range for client names
-        MC_STORE_CLIENT_MIN_PORT: "12300" => set!(together.first_port = number),
+        MC_STORE_CLIENT_MIN_PORT: "12300" => set!(dependent.first_port = number),
         /// Last port of the range for client names
-        MC_STORE_CLIENT_MAX_PORT: "14300" => set!(together.last_port = number),
+        MC_STORE_CLIENT_MAX_PORT: "14300" => set!(dependent.last_port = number),
         /// Use huge pages for memory, unless 0, false, no or off
-        MC_STORE_USE_HUGEPAGE: "" => set!(together.use_huge_pages = unless_off),
+        MC_STORE_USE_HUGEPAGE: "" => set!(dependent.use_huge_pages = unless_off),
         /// Size of a huge page
-        MC_STORE_HUGEPAGE_SIZE: "2MB" => set!(together.huge_page_bytes = bytes),
+        MC_STORE_HUGEPAGE_SIZE: "2MB" => set!(dependent.huge_page_bytes = bytes),
         /// Use TCP between clients of one host, and share no memory, unless 0, false, no or off
         MC_FORCE_TCP: "" => set!(|client, text| client.config.share_memory = !unless_off(text)?),
         /// Store values with a checksum and verify it, unless 0, false, no or off
@@ -63,7 +77,12 @@ impl ClientEnvironment {
         MOONCAKE_STORE_SEGMENT_FILE: ""
             => set!(|client, path| client.config.segment_file = Some(SegmentFile::new(path))),
         /// Index of the segment file; beside the file if empty
-        MOONCAKE_STORE_SEGMENT_INDEX: "" => set!(together.segment_index = optional),
+        MOONCAKE_STORE_SEGMENT_INDEX: "" => set!(dependent.segment_index = optional),
+        /// Folders below which a master may name the folder for shared files, with commas or colons
+        /// between (`docs/disk.md`)
+        MOONCAKE_FS_ROOTS: "" => set!(config.fs_roots = roots),
+        /// Permissions of shared files, in octal (`docs/disk.md`)
+        MOONCAKE_FILE_MODE: "640" => set!(config.file_mode = number),
         /// Accept a segment larger than the memory of the host and its control groups, unless 0,
         /// false, no or off
         MOONCAKE_ALLOW_OVERCOMMIT: "" => set!(config.allow_overcommit = unless_off),
@@ -71,7 +90,7 @@ impl ClientEnvironment {
         MC_STORE_CLIENT_METRIC: "1" => set!(config.metrics = unless_off),
         /// Seconds between two summaries of the metrics in the log; 0 for none
         MC_STORE_CLIENT_METRIC_INTERVAL: "0"
-            => set!(|client, text| client.config.metrics_interval = Duration::from_secs(number(text)?)),
+            => set!(|client, text| client.config.metrics_interval = Duration::from_secs(within(text, 0, LONGEST_TIME.as_secs())?)),
         /// Label `cluster_id` of the metrics, and cluster id for masters in etcd
         MC_STORE_CLUSTER_ID: "" => set!(config.cluster_id = any),
         /// Copy bytes between clients of one process without a transport, unless 0, false, no or
@@ -94,40 +113,59 @@ impl ClientEnvironment {
         MC_STORE_LOCAL_HOT_BLOCK_SIZE: "16777216" => set!(config.hot_cache.longest = bytes),
         /// Recent remote reads of a value before it enters the hot cache
         MC_STORE_LOCAL_HOT_ADMISSION_THRESHOLD: "2" => set!(config.hot_cache.admission = number),
-        /// Folder on the disk (`docs/disk.md`); created if missing, and used by one client at a
-        /// time
+        /// Folder on the disk (`docs/disk.md`); created if missing; of several clients, each uses a
+        /// folder of its own below it
         MOONCAKE_OFFLOAD_FILE_STORAGE_PATH: "/data/file_storage" => set!(disk.path = any),
-        /// Maximum bytes on the disk, at most 90 % of the file system
+        /// Maximum bytes of one client on the disk, at most 90 % of the file system
         MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES: "2199023255552" => set!(disk.capacity = positive),
         /// A second limit in bytes; the smaller limit counts; 0 for none
         MOONCAKE_OFFLOAD_BUCKET_MAX_TOTAL_SIZE | MOONCAKE_BUCKET_MAX_TOTAL_SIZE: "0"
-            => set!(together.second_capacity = number),
+            => set!(|client, text| client.dependent.second_capacity = within(text, 0, LARGEST_SIZE)?),
         /// Maximum number of objects on the disk
         MOONCAKE_OFFLOAD_TOTAL_KEYS_LIMIT: "10000000"
-            => set!(|client, text| client.disk.max_objects = within(text, 1, usize::MAX)?),
+            => set!(|client, text| client.disk.max_objects = within(text, 1, LARGEST_COUNT)?),
         /// Evict from the disk down to the low watermark when the high one is exceeded
         MOONCAKE_OFFLOAD_ENABLE_DISK_WATERMARK_EVICTION: "true"
-            => set!(together.evict_by_watermark = unless_off),
+            => set!(dependent.evict_by_watermark = unless_off),
         /// High watermark of the disk
         MOONCAKE_OFFLOAD_DISK_EVICTION_HIGH_WATERMARK_RATIO | MOONCAKE_DISK_EVICTION_HIGH_WATERMARK_RATIO: "0.9"
-            => set!(together.high_watermark = watermark),
+            => set!(dependent.high_watermark = watermark),
         /// Low watermark of the disk
         MOONCAKE_OFFLOAD_DISK_EVICTION_LOW_WATERMARK_RATIO | MOONCAKE_DISK_EVICTION_LOW_WATERMARK_RATIO: "0.8"
-            => set!(together.low_watermark = watermark),
+            => set!(dependent.low_watermark = watermark),
         /// Eviction policy of the disk: gittins, tenure, lru, fifo, s3fifo
         MOONCAKE_OFFLOAD_BUCKET_EVICTION_POLICY | MOONCAKE_BUCKET_EVICTION_POLICY: "gittins"
             => set!(disk.eviction = number),
         /// Maximum seconds between two requests to the master for disk work
         MOONCAKE_OFFLOAD_HEARTBEAT_INTERVAL_SECONDS: "10"
-            => set!(|client, text| client.disk.interval = Duration::from_secs(positive(text)?)),
-        /// Bytes of the buffer through which other nodes read from the disk; allocated on use
+            => set!(|client, text| client.disk.interval = Duration::from_secs(within(text, 1, LONGEST_TIME.as_secs())?)),
+        /// Bytes of the buffer through which other nodes read from the disk; allocated on use, and
+        /// more for a longer object
         MOONCAKE_OFFLOAD_LOCAL_BUFFER_SIZE_BYTES: "1342177280" => set!(disk.buffer = positive),
-        /// Milliseconds of a loan to a reader
+        /// Milliseconds of a loan to a reader, at least 1000
         MOONCAKE_OFFLOAD_CLIENT_BUFFER_GC_TTL_MS: "5000" => set!(disk.lend = positive_millis),
+        /// Let existence checks with `ExistOptions` prefetch objects from disks (`docs/disk.md`),
+        /// unless 0, false, no or off
+        MOONCAKE_ENABLE_SSD_PREFETCH: "" => set!(config.prefetch.on_exist = unless_off),
+        /// Seconds without prefetches from the own disk after memory had no space; 0 for none
+        MOONCAKE_SSD_PREFETCH_COOLDOWN_SEC: "5" => set!(config.prefetch.cooldown = seconds),
+        /// Seconds in which an object is prefetched once at most; 0 for no limit
+        MOONCAKE_SSD_PREFETCH_DEDUP_TTL_SEC: "30" => set!(config.prefetch.dedup = seconds),
+        /// Start a master inside the process of a Python store, for tests; the address of the
+        /// master is ignored then (`docs/python.md`), unless 0, false, no or off
+        MOONCAKE_ENABLE_EMBEDDED_MASTER: "" => set!(embedded_master = unless_off),
         /// Use io_uring where the kernel allows it, unless 0, false, no or off; otherwise threads
         MOONCAKE_OFFLOAD_USE_URING | MOONCAKE_USE_URING: ""
             => set!(|client, text| client.disk.threads = !unless_off(text)?),
     };
+
+    /// Parses a list of folders for [`ClientConfig::fs_roots`], with commas or colons between.
+    ///
+    /// # Errors
+    /// The reason why a folder is refused.
+    pub fn fs_roots(text: &str) -> Parsed<Vec<PathBuf>> {
+        roots(text)
+    }
 
     /// Reads the environment of this process.
     pub fn read() -> Self {
@@ -145,7 +183,7 @@ impl ClientEnvironment {
         let disk = OffloadConfig::new("/data/file_storage");
         let (high, low) = disk.watermarks.unwrap_or((0.9, 0.8));
         let mut read = Self {
-            together: Together {
+            dependent: DependentSettings {
                 use_huge_pages: false,
                 huge_page_bytes: 2 << 20,
                 first_port: *config.ports.start(),
@@ -159,6 +197,7 @@ impl ClientEnvironment {
             config: ClientConfig { allow_overcommit: false, ..config },
             disk,
             log: None,
+            embedded_master: false,
         };
         for ignored in apply(Self::VARIABLES, &mut read, environment) {
             tracing::warn!("{ignored}");
@@ -169,25 +208,39 @@ impl ClientEnvironment {
 
     /// Applies the values that depend on each other.
     fn combine(&mut self, watermarks: (f64, f64)) {
-        let Self { config, disk, together, .. } = self;
-        if together.use_huge_pages {
-            let large = together.huge_page_bytes > 2 << 20;
+        let Self { config, disk, dependent, .. } = self;
+        if dependent.use_huge_pages {
+            let large = dependent.huge_page_bytes > 2 << 20;
             config.memory.huge_pages = if large { HugePages::Size1G } else { HugePages::Size2M };
         }
-        let (first, last) = (together.first_port, together.last_port);
+        let (first, last) = (dependent.first_port, dependent.last_port);
         // Without the ephemeral ports of Linux.
         if first <= last && ((1024 <= first && last <= 32767) || 61000 <= first) {
             config.ports = first..=last;
+        } else {
+            tracing::warn!(
+                "MC_STORE_CLIENT_MIN_PORT={first} and MC_STORE_CLIENT_MAX_PORT={last} are \
+                 ignored: the first must not be above the last, and both must be from 1024 to \
+                 32767, or from 61000 on"
+            );
         }
-        if let (Some(file), Some(index)) = (&mut config.segment_file, together.segment_index.take()) {
+        if let (Some(file), Some(index)) = (&mut config.segment_file, dependent.segment_index.take()) {
             file.index = index;
         }
-        if together.second_capacity > 0 {
-            disk.capacity = disk.capacity.min(together.second_capacity);
+        if disk.lend < SHORTEST_LOAN {
+            tracing::warn!(
+                "MOONCAKE_OFFLOAD_CLIENT_BUFFER_GC_TTL_MS={} is too short for readers to fetch a value; {} ms count",
+                disk.lend.as_millis(),
+                SHORTEST_LOAN.as_millis()
+            );
+            disk.lend = SHORTEST_LOAN;
         }
-        let said = (together.high_watermark, together.low_watermark);
-        let said = if said.1 <= said.0 { said } else { watermarks };
-        disk.watermarks = together.evict_by_watermark.then_some(said);
+        if dependent.second_capacity > 0 {
+            disk.capacity = disk.capacity.min(dependent.second_capacity);
+        }
+        let ratios = (dependent.high_watermark, dependent.low_watermark);
+        let ratios = if ratios.1 <= ratios.0 { ratios } else { watermarks };
+        disk.watermarks = dependent.evict_by_watermark.then_some(ratios);
     }
 
     /// Returns the configuration of a disk in `path`, for [`ClientConfig::offload`].
@@ -225,12 +278,26 @@ impl ClientEnvironment {
     }
 }
 
+/// Parses a list of roots of shared files.
+fn roots(text: &str) -> Parsed<Vec<PathBuf>> {
+    let roots = text.split([',', ':']).map(str::trim).filter(|root| !root.is_empty());
+    let root = |root: &str| match is_root_of_files(root.as_ref()) {
+        true => Ok(PathBuf::from(root)),
+        false => Err(format!("{root} is not an absolute path below / without `..`")),
+    };
+    roots.map(root).collect()
+}
+
 fn positive(text: &str) -> Parsed<u64> {
-    within(text, 1, u64::MAX)
+    within(text, 1, LARGEST_SIZE)
 }
 
 fn positive_millis(text: &str) -> Parsed<Duration> {
-    positive(text).map(Duration::from_millis)
+    within(text, 1, LONGEST_TIME.as_secs() * 1000).map(Duration::from_millis)
+}
+
+fn seconds(text: &str) -> Parsed<Duration> {
+    within(text, 0, LONGEST_TIME.as_secs()).map(Duration::from_secs)
 }
 
 fn watermark(text: &str) -> Parsed<f64> {
@@ -291,8 +358,8 @@ mod tests {
         );
         assert_eq!((tuned.timeout.as_secs(), tuned.connect_timeout.as_millis()), (25, 1500));
         let senseless = &[("MC_RPC_TIMEOUT_MS", "0"), ("MC_RPC_CONNECT_TIMEOUT_MS", "soon")];
-        let kept = ClientEnvironment::of(tuned, &senseless.iter().copied().collect()).config;
-        assert_eq!((kept.timeout.as_secs(), kept.connect_timeout.as_millis()), (25, 1500));
+        let unchanged = ClientEnvironment::of(tuned, &senseless.iter().copied().collect()).config;
+        assert_eq!((unchanged.timeout.as_secs(), unchanged.connect_timeout.as_millis()), (25, 1500));
         let counted = of(&[
             ("MC_STORE_CLIENT_METRIC", "0"),
             ("MC_STORE_CLIENT_METRIC_INTERVAL", "7"),
@@ -303,6 +370,26 @@ mod tests {
             (counted.metrics, counted.metrics_interval.as_secs(), &*counted.cluster_id),
             (false, 7, "c")
         );
+    }
+
+    #[test]
+    fn numbers_that_make_no_sense_are_refused_by_name() {
+        let is_number = |setting: &&Setting<ClientEnvironment>| {
+            setting.name != "MC_STORE_CLIENT_METRIC" && bytes(setting.default).is_ok()
+        };
+        let all = ClientEnvironment::VARIABLES.iter().filter(is_number);
+        for (variable, value) in all.flat_map(|variable| {
+            ["-1", "18446744073709551615", "99999999999999999999999999", "1e400", "nan"]
+                .map(|value| (variable, value))
+        }) {
+            let mut read = of(&[]);
+            let ignored = apply(
+                ClientEnvironment::VARIABLES,
+                &mut read,
+                &[(variable.name, value)].into_iter().collect(),
+            );
+            assert!(ignored.len() == 1 && ignored[0].contains(variable.name), "{}={value}", variable.name);
+        }
     }
 
     #[test]
@@ -324,12 +411,12 @@ mod tests {
 
     #[test]
     fn variables_set_the_cache_the_file_and_the_disk() {
-        let keeping = of(&[
+        let cached = of(&[
             ("MC_STORE_LOCAL_HOT_CACHE_SIZE", "64MB"),
             ("MC_STORE_LOCAL_HOT_BLOCK_SIZE", "1048576"),
             ("MC_STORE_LOCAL_HOT_ADMISSION_THRESHOLD", "3"),
         ]);
-        let HotCacheConfig { bytes, longest, admission } = keeping.config.hot_cache;
+        let HotCacheConfig { bytes, longest, admission } = cached.config.hot_cache;
         assert_eq!((bytes, longest, admission), (64 << 20, 1 << 20, 3));
         assert_eq!(of(&[]).config.hot_cache, HotCacheConfig::default());
         let file =
@@ -348,7 +435,7 @@ mod tests {
             ("MOONCAKE_BUCKET_EVICTION_POLICY", "lru"),
             ("MOONCAKE_OFFLOAD_TOTAL_KEYS_LIMIT", "none"),
         ]);
-        let said = OffloadConfig {
+        let expected = OffloadConfig {
             capacity: 2_048_000,
             interval: Duration::from_secs(1),
             watermarks: Some((0.9, 0.5)),
@@ -356,7 +443,11 @@ mod tests {
             threads: true,
             ..OffloadConfig::new("/ssd")
         };
-        assert_eq!((disk.offload(""), disk.offload("/y").path), (said, "/y".into()));
+        assert_eq!((disk.offload(""), disk.offload("/y").path), (expected, "/y".into()));
+        for (millis, counts) in [("1", 1000), ("999", 1000), ("1000", 1000), ("1001", 1001), ("0", 5000)] {
+            let disk = of(&[("MOONCAKE_OFFLOAD_CLIENT_BUFFER_GC_TTL_MS", millis)]).disk;
+            assert_eq!(disk.lend, Duration::from_millis(counts), "{millis}");
+        }
         let untrimmed = of(&[("MOONCAKE_OFFLOAD_ENABLE_DISK_WATERMARK_EVICTION", "false")]);
         assert_eq!(untrimmed.offload("").watermarks, None);
     }
@@ -366,7 +457,7 @@ mod tests {
         let config = ClientConfig { clock: std::sync::Arc::new(ManualClock::new()), ..Default::default() };
         let shown = |variables: Environment| {
             let read = ClientEnvironment::of(config.clone(), &variables);
-            format!("{:?} {:?} {:?}", read.config, read.disk, read.together)
+            format!("{:?} {:?} {:?}", read.config, read.disk, read.dependent)
         };
         let table = ClientEnvironment::VARIABLES.iter().map(|variable| (variable.name, variable.default));
         assert_eq!(shown(table.collect()), shown(Environment::default()));

@@ -3,22 +3,27 @@
 mod environment;
 mod hot_cache;
 mod offload;
+mod prefetch;
 mod segment_file;
 
 pub use self::environment::ClientEnvironment;
 pub use self::hot_cache::HotCacheConfig;
 pub use self::offload::{DiskFaults, OffloadConfig};
+pub use self::prefetch::PrefetchConfig;
 pub use self::segment_file::SegmentFile;
 
 use std::ops::RangeInclusive;
+use std::path::{Component, PathBuf};
 use std::time::Duration;
 
 use mooncake_core::clock::{SharedClock, SystemClock};
 use mooncake_core::host_port;
 use mooncake_core::memory::HostMemoryOptions;
+use mooncake_core::web_origin::AllowedHosts;
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_metadata::DirectoryOptions;
 use mooncake_transport::engine::HandshakePort;
+use mooncake_transport::private_files::FileMode;
 
 use mooncake_protocol::api::DEFAULT_TENANT;
 
@@ -50,6 +55,12 @@ pub struct ClientConfig {
     pub protocol: String,
     /// Address at which other clients reach this client. `None`: the address is detected.
     pub advertise: Option<std::net::IpAddr>,
+    /// Address of this host at which every port of this client listens, its disk and its HTTP
+    /// endpoints included. Empty: loopback if the published host is loopback, else every address.
+    /// `0.0.0.0` or `::`: every address.
+    pub bind_address: String,
+    /// Names by which pages in browsers may call the HTTP endpoints of this client.
+    pub allowed_hosts: AllowedHosts,
     /// Size of the segment that the client offers, in bytes. Zero: the client offers no memory.
     pub segment: u64,
     /// Size of the registered memory through which values in other memory are copied, in bytes.
@@ -112,6 +123,15 @@ pub struct ClientConfig {
     /// Disk for objects for which memory has no space. `None` by default. The disk requires the
     /// feature `disk` and a master with `--enable_offload`.
     pub offload: Option<OffloadConfig>,
+    /// Prefetches of objects from disks to memory.
+    pub prefetch: PrefetchConfig,
+    /// Folders below which a master may name the folder for shared files (`--root_fs_dir`). Without
+    /// them, the folder of the master or its parent must have a file `.mooncake-root`, or the
+    /// folder must belong to this user and have the layout of earlier files.
+    pub fs_roots: Vec<PathBuf>,
+    /// Permissions of the shared files that this client writes (0640). Their folders get the same,
+    /// and search for readers.
+    pub file_mode: FileMode,
     /// Tenant of every key.
     pub tenant: String,
     /// Longest time of one operation, independent of other operations. The time includes RPCs to
@@ -120,7 +140,7 @@ pub struct ClientConfig {
     /// Longest time for which a put requests space again while the cluster is full, within
     /// [`timeout`](Self::timeout). Space becomes free when leases expire, other clients remove
     /// objects, or new clients offer memory. Zero: a single request.
-    pub room_patience: Duration,
+    pub space_timeout: Duration,
     /// Longest time of [`connect`](super::ClientBuilder::connect).
     pub connect_timeout: Duration,
     /// Time for which a client that could not be reached is not tried again.
@@ -142,6 +162,8 @@ impl Default for ClientConfig {
             handshake: HandshakePort::default(),
             protocol: String::new(),
             advertise: None,
+            bind_address: String::new(),
+            allowed_hosts: AllowedHosts::default(),
             segment: DEFAULT_BUFFER,
             local_buffer: DEFAULT_BUFFER,
             memory: HostMemoryOptions::default(),
@@ -157,9 +179,12 @@ impl Default for ClientConfig {
             score_replicas: false,
             hot_cache: HotCacheConfig::default(),
             offload: None,
+            prefetch: PrefetchConfig::default(),
+            fs_roots: Vec::new(),
+            file_mode: FileMode::GROUP_READ,
             tenant: DEFAULT_TENANT.into(),
             timeout: Duration::from_secs(5),
-            room_patience: Duration::from_secs(5),
+            space_timeout: Duration::from_secs(5),
             connect_timeout: Duration::from_secs(10),
             peer_cooldown: Duration::from_secs(1),
             ping_interval: Duration::from_secs(1),
@@ -206,6 +231,12 @@ impl ClientConfig {
                 return Err(Error::new(ErrorCode::NotSupported, text));
             }
         }
+        if let Some(root) = self.fs_roots.iter().find(|root| !is_root_of_files(root)) {
+            return Err(Error::invalid(format!(
+                "cannot use fs_roots: a root must be an absolute path below / without `..`. root={}",
+                root.display()
+            )));
+        }
         if self.segment_file.is_some()
             && (self.segment == 0 || !self.outlive_master || self.offload.is_some())
         {
@@ -236,6 +267,13 @@ impl ClientConfig {
         }
         Ok(())
     }
+}
+
+/// Returns whether a path may be in [`ClientConfig::fs_roots`].
+pub(crate) fn is_root_of_files(path: &std::path::Path) -> bool {
+    path.is_absolute()
+        && path.file_name().is_some()
+        && path.components().all(|part| part != Component::ParentDir)
 }
 
 /// Longest [`ClientConfig::timeout`]. No write is posted or ends later than this after its request

@@ -17,14 +17,17 @@ pub struct DiskFaults {}
 /// Mooncake C++.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OffloadConfig {
-    /// Directory of the files. The client creates a missing directory. Only one client uses a
-    /// directory at a time.
+    /// Directory of the files. The client creates a missing directory. Of several clients with one
+    /// directory, the first uses it, and each other one uses the first free of its subdirectories
+    /// `worker-1`, `worker-2` and so on.
     pub path: PathBuf,
-    /// Maximum number of bytes in the directory (2 TiB), at most 90 % of the file system.
+    /// Maximum number of bytes of this client in the directory (2 TiB), at most 90 % of the file
+    /// system.
     pub capacity: u64,
     /// Maximum number of objects (10,000,000).
     pub max_objects: usize,
-    /// Size of the buffer through which other clients read from the disk, in bytes (1280 MiB).
+    /// Size of the buffer through which other clients read from the disk, in bytes (1280 MiB). The
+    /// buffer grows for an object that is longer.
     pub buffer: u64,
     /// Time for which other clients may read an object in the buffer (5 s).
     pub lend: Duration,

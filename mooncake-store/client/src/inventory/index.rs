@@ -16,7 +16,7 @@ const NAME: &[u8; 7] = b"mkckept";
 /// Version of the records that follow, as one digit after the name.
 const VERSION: u8 = b'2';
 /// Version before, which has no lifetimes.
-const FIRST: u8 = b'1';
+const VERSION_1: u8 = b'1';
 /// Number of objects in one record.
 pub(crate) const ITEMS: usize = 16 << 10;
 
@@ -30,14 +30,21 @@ pub(crate) struct Header {
     pub(crate) client: ClientId,
     pub(crate) segment: SegmentId,
     /// Addresses of the segment in the processes that had it, the latest last.
-    pub(crate) places: Vec<u64>,
+    pub(crate) addresses: Vec<u64>,
 }
 
-wire_fields!(structure Header { device: u64, inode: u64, len: u64, client: ClientId, segment: SegmentId, places: Vec<u64> });
+wire_fields!(structure Header {
+    device: u64,
+    inode: u64,
+    len: u64,
+    client: ClientId,
+    segment: SegmentId,
+    addresses: Vec<u64>,
+});
 
 /// An object that is known for certain.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Came {
+pub(crate) struct IndexedObject {
     /// Identifier of the replica at the master; 0 for an object that the present master has not
     /// reported yet.
     pub(crate) replica: ReplicaId,
@@ -51,7 +58,7 @@ pub(crate) struct Came {
     pub(crate) offered: bool,
 }
 
-wire_fields!(structure Came {
+wire_fields!(structure IndexedObject {
     replica: ReplicaId,
     stored: StoredReplica,
     lifetime: Option<StoredLifetime>,
@@ -59,16 +66,21 @@ wire_fields!(structure Came {
     offered: bool,
 });
 
-/// [`Came`] in the first version.
+/// [`IndexedObject`] in the first version.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct FirstCame {
+struct IndexedObjectV1 {
     replica: ReplicaId,
     stored: StoredReplica,
     sum: u64,
     offered: bool,
 }
 
-wire_fields!(structure FirstCame { replica: ReplicaId, stored: StoredReplica, sum: u64, offered: bool });
+wire_fields!(structure IndexedObjectV1 {
+    replica: ReplicaId,
+    stored: StoredReplica,
+    sum: u64,
+    offered: bool,
+});
 
 /// Changes of an index.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,56 +88,62 @@ pub(crate) struct Change {
     /// Epoch of the master that reported the changes.
     pub(crate) epoch: u64,
     /// Number of the last change that the master reported.
-    pub(crate) heard: u64,
+    pub(crate) last_change: u64,
     /// Offsets of objects that no longer exist.
-    pub(crate) went: Vec<u64>,
+    pub(crate) removed: Vec<u64>,
     /// Offsets of objects that were offered to the master.
     pub(crate) offered: Vec<u64>,
     /// Objects that are new.
-    pub(crate) came: Vec<Came>,
+    pub(crate) added: Vec<IndexedObject>,
 }
 
-wire_fields!(structure Change { epoch: u64, heard: u64, went: Vec<u64>, offered: Vec<u64>, came: Vec<Came> });
-
-/// [`Change`] in the first version.
-struct FirstChange {
+wire_fields!(structure Change {
     epoch: u64,
-    heard: u64,
-    went: Vec<u64>,
+    last_change: u64,
+    removed: Vec<u64>,
     offered: Vec<u64>,
-    came: Vec<FirstCame>,
-}
-
-wire_fields!(structure FirstChange {
-    epoch: u64,
-    heard: u64,
-    went: Vec<u64>,
-    offered: Vec<u64>,
-    came: Vec<FirstCame>,
+    added: Vec<IndexedObject>,
 });
 
-impl From<FirstChange> for Change {
-    fn from(change: FirstChange) -> Self {
-        let came = |FirstCame { replica, stored, sum, offered }| Came {
+/// [`Change`] in the first version.
+struct ChangeV1 {
+    epoch: u64,
+    last_change: u64,
+    removed: Vec<u64>,
+    offered: Vec<u64>,
+    added: Vec<IndexedObjectV1>,
+}
+
+wire_fields!(structure ChangeV1 {
+    epoch: u64,
+    last_change: u64,
+    removed: Vec<u64>,
+    offered: Vec<u64>,
+    added: Vec<IndexedObjectV1>,
+});
+
+impl From<ChangeV1> for Change {
+    fn from(change: ChangeV1) -> Self {
+        let added = |IndexedObjectV1 { replica, stored, sum, offered }| IndexedObject {
             replica,
             stored,
             lifetime: None,
             sum,
             offered,
         };
-        let FirstChange { epoch, heard, went, offered, came: objects } = change;
-        Self { epoch, heard, went, offered, came: objects.into_iter().map(came).collect() }
+        let ChangeV1 { epoch, last_change, removed, offered, added: objects } = change;
+        Self { epoch, last_change, removed, offered, added: objects.into_iter().map(added).collect() }
     }
 }
 
 /// Contents of an index that could be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Found {
+pub(crate) struct Index {
     pub(crate) header: Header,
     pub(crate) epoch: u64,
-    pub(crate) heard: u64,
+    pub(crate) last_change: u64,
     /// Objects by offset in the segment.
-    pub(crate) objects: BTreeMap<u64, Came>,
+    pub(crate) objects: BTreeMap<u64, IndexedObject>,
 }
 
 /// Returns the beginning of a file.
@@ -140,7 +158,7 @@ pub(crate) fn begin(header: &Header) -> Vec<u8> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Contents {
     /// An index of this version.
-    Known(Found),
+    Valid(Index),
     /// An index that this version cannot read: another version wrote it, or it is damaged. The text
     /// states the cause.
     Unreadable(String),
@@ -153,32 +171,32 @@ pub(crate) fn read(bytes: &[u8]) -> Contents {
     let Some((version, rest)) = bytes.strip_prefix(NAME).and_then(<[u8]>::split_first) else {
         return Contents::Foreign;
     };
-    if ![FIRST, VERSION].contains(version) {
-        let (theirs, ours) = (version.escape_ascii(), VERSION.escape_ascii());
+    if ![VERSION_1, VERSION].contains(version) {
+        let (file_version, newest) = (version.escape_ascii(), VERSION.escape_ascii());
         return Contents::Unreadable(format!(
-            "the index has version {theirs}, this program reads versions up to {ours}"
+            "the index has version {file_version}, this program reads versions up to {newest}"
         ));
     }
     let damaged = || Contents::Unreadable("the header of the index is damaged".into());
-    read_records(rest, *version == FIRST).map_or_else(damaged, Contents::Known)
+    read_records(rest, *version == VERSION_1).map_or_else(damaged, Contents::Valid)
 }
 
-fn read_records(mut rest: &[u8], is_first: bool) -> Option<Found> {
-    let next_change = |rest: &mut &[u8]| match is_first {
-        true => next::<FirstChange>(rest).map(Change::from),
+fn read_records(mut rest: &[u8], is_version_1: bool) -> Option<Index> {
+    let next_change = |rest: &mut &[u8]| match is_version_1 {
+        true => next::<ChangeV1>(rest).map(Change::from),
         false => next::<Change>(rest),
     };
     let header: Header = next(&mut rest)?;
-    let mut found = Found { header, epoch: 0, heard: 0, objects: BTreeMap::new() };
+    let mut found = Index { header, epoch: 0, last_change: 0, objects: BTreeMap::new() };
     while let Some(change) = next_change(&mut rest) {
-        (found.epoch, found.heard) = (change.epoch, change.heard);
-        for position in change.went {
+        (found.epoch, found.last_change) = (change.epoch, change.last_change);
+        for position in change.removed {
             found.objects.remove(&position);
         }
         for position in change.offered {
             found.objects.entry(position).and_modify(|object| object.offered = true);
         }
-        found.objects.extend(change.came.into_iter().map(|came| (came.stored.offset, came)));
+        found.objects.extend(change.added.into_iter().map(|object| (object.stored.offset, object)));
     }
     Some(found)
 }
@@ -192,10 +210,10 @@ mod tests {
 
     fn header() -> Header {
         let (client, segment) = (ClientId(Uuid::new(1, 2)), SegmentId(Uuid::new(3, 4)));
-        Header { device: 5, inode: 6, len: 4096, client, segment, places: vec![7 << 20] }
+        Header { device: 5, inode: 6, len: 4096, client, segment, addresses: vec![7 << 20] }
     }
 
-    fn came(replica: u64, offset: u64) -> Came {
+    fn indexed(replica: u64, offset: u64) -> IndexedObject {
         let stored = StoredReplica {
             segment: header().segment,
             offset,
@@ -212,21 +230,21 @@ mod tests {
         let lifetime = replica
             .is_multiple_of(2)
             .then_some(StoredLifetime { ends_ms: replica, ends_at_read: replica == 4 });
-        Came { replica: ReplicaId(replica), stored, lifetime, sum: replica ^ 0xff, offered: false }
+        IndexedObject { replica: ReplicaId(replica), stored, lifetime, sum: replica ^ 0xff, offered: false }
     }
 
     fn changes() -> Vec<Change> {
-        let change = |heard, went: &[u64], came: &[Came]| Change {
+        let change = |last_change, removed: &[u64], added: &[IndexedObject]| Change {
             epoch: 9,
-            heard,
-            went: went.into(),
+            last_change,
+            removed: removed.into(),
             offered: vec![256],
-            came: came.into(),
+            added: added.into(),
         };
         vec![
-            change(2, &[], &[came(1, 0), came(2, 128)]),
-            change(4, &[0], &[came(3, 256)]),
-            change(6, &[128], &[came(4, 128)]),
+            change(2, &[], &[indexed(1, 0), indexed(2, 128)]),
+            change(4, &[0], &[indexed(3, 256)]),
+            change(6, &[128], &[indexed(4, 128)]),
         ]
     }
 
@@ -241,38 +259,39 @@ mod tests {
         (bytes, ends)
     }
 
-    fn known(bytes: &[u8]) -> Option<Found> {
+    fn valid(bytes: &[u8]) -> Option<Index> {
         match read(bytes) {
-            Contents::Known(found) => Some(found),
+            Contents::Valid(found) => Some(found),
             Contents::Unreadable(_) | Contents::Foreign => None,
         }
     }
 
     #[test]
-    fn what_is_written_is_read() {
-        let found = known(&file().0).unwrap();
-        assert_eq!((found.header, found.epoch, found.heard), (header(), 9, 6));
+    fn written_index_is_read() {
+        let found = valid(&file().0).unwrap();
+        assert_eq!((found.header, found.epoch, found.last_change), (header(), 9, 6));
         let objects: Vec<_> = found.objects.into_values().collect();
-        assert_eq!(objects, [came(4, 128), Came { offered: true, ..came(3, 256) }]);
+        assert_eq!(objects, [indexed(4, 128), IndexedObject { offered: true, ..indexed(3, 256) }]);
     }
 
     #[test]
-    fn an_index_of_the_first_version_is_read() {
+    fn index_of_version_1_is_read() {
         let mut bytes = begin(&header());
-        bytes[NAME.len()] = FIRST;
-        let Came { replica, stored, sum, .. } = came(3, 256);
-        let first = FirstCame { replica, stored, sum, offered: false };
-        let change = FirstChange { epoch: 9, heard: 1, went: vec![], offered: vec![], came: vec![first] };
+        bytes[NAME.len()] = VERSION_1;
+        let IndexedObject { replica, stored, sum, .. } = indexed(3, 256);
+        let first = IndexedObjectV1 { replica, stored, sum, offered: false };
+        let change =
+            ChangeV1 { epoch: 9, last_change: 1, removed: vec![], offered: vec![], added: vec![first] };
         append(&change, &mut bytes);
-        let objects: Vec<_> = known(&bytes).unwrap().objects.into_values().collect();
-        assert_eq!(objects, [came(3, 256)]);
+        let objects: Vec<_> = valid(&bytes).unwrap().objects.into_values().collect();
+        assert_eq!(objects, [indexed(3, 256)]);
         // A record of the other version is not read.
         append(&changes()[0], &mut bytes);
-        assert_eq!(known(&bytes).unwrap().objects.len(), 1);
+        assert_eq!(valid(&bytes).unwrap().objects.len(), 1);
     }
 
     #[test]
-    fn an_index_of_another_version_is_told_from_a_foreign_file() {
+    fn other_version_differs_from_foreign_file() {
         let (mut bytes, ends) = file();
         bytes[ends[0] - 1] ^= 1;
         assert!(matches!(read(&bytes), Contents::Unreadable(why) if why.contains("damaged")));
@@ -283,24 +302,24 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_cut_off_is_what_it_was_before_the_last_change() {
+    fn truncated_index_ends_at_last_record() {
         let (bytes, ends) = file();
         for cut in 0..bytes.len() {
-            let whole = ends.iter().filter(|end| **end <= cut).count();
-            let found = known(&bytes[..cut]);
-            assert_eq!(found.is_some(), whole > 0, "{cut}");
-            assert_eq!(found.map_or(0, |found| found.heard), [0, 0, 2, 4][whole], "{cut}");
+            let records = ends.iter().filter(|end| **end <= cut).count();
+            let found = valid(&bytes[..cut]);
+            assert_eq!(found.is_some(), records > 0, "{cut}");
+            assert_eq!(found.map_or(0, |found| found.last_change), [0, 0, 2, 4][records], "{cut}");
         }
     }
 
     #[test]
-    fn a_flipped_bit_ends_what_is_believed() {
+    fn flipped_bit_ends_valid_records() {
         let (bytes, ends) = file();
         for at in 0..bytes.len() {
             let mut bytes = bytes.clone();
             bytes[at] ^= 1 << (at % 8);
-            let whole = ends.iter().filter(|end| **end <= at).count();
-            assert_eq!(known(&bytes).map_or(0, |found| found.heard), [0, 0, 2, 4][whole], "{at}");
+            let records = ends.iter().filter(|end| **end <= at).count();
+            assert_eq!(valid(&bytes).map_or(0, |found| found.last_change), [0, 0, 2, 4][records], "{at}");
         }
     }
 
@@ -310,7 +329,7 @@ mod tests {
             let _ = read(&tail);
             let mut bytes = begin(&header());
             bytes.extend(&tail);
-            prop_assert!(known(&bytes).is_some_and(|found| found.objects.is_empty()));
+            prop_assert!(valid(&bytes).is_some_and(|found| found.objects.is_empty()));
         }
     }
 }

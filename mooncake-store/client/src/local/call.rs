@@ -3,17 +3,19 @@
 
 use std::sync::Arc;
 
+use mooncake_core::fault_injection::is_planted;
 use mooncake_core::{Error, Result};
 use mooncake_protocol::connection::body_of;
 use mooncake_protocol::message::Request;
+use mooncake_protocol::parts::{KEY_OVERHEAD, MAX_ITEMS, OnFailure, front, shorter};
 use mooncake_protocol::report::Reported;
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::client::Inner;
-use super::link::{DAEMON, IpcConnection, Link, Up};
+use super::client::LocalInner;
+use super::daemon_link::{DAEMON, DaemonLink, DaemonRegistration, IpcConnection};
 use crate::deadline::Deadline;
 
-impl Inner {
+impl LocalInner {
     /// Makes a call and returns its response with `held`. `held` owns the memory that the call
     /// names. If the call times out or its future is dropped, `held` stays reserved until the
     /// daemon has finished the call.
@@ -27,7 +29,7 @@ impl Inner {
     }
 
     /// Makes a call that uses no memory.
-    pub(super) async fn ask<R, T>(&self, request: &R) -> Result<T>
+    pub(super) async fn send_request<R, T>(&self, request: &R) -> Result<T>
     where
         R: Request<Reply = Reported<T>> + Sync,
     {
@@ -59,85 +61,151 @@ impl Inner {
         Ok((results.into_iter().map(Reported::outcome).collect(), held))
     }
 
+    /// Makes calls like [`call_each`](Self::call_each) about all items, each about some of them.
+    /// `len` is the length of an item in a request.
+    pub(super) async fn call_each_in_parts<'k, I, R, T, H: Send + 'static>(
+        &self,
+        items: &'k [I],
+        len: impl Fn(&I) -> usize,
+        request: impl Fn(usize, &'k [I]) -> R,
+        mut held: H,
+        deadline: &Deadline,
+    ) -> Result<(Vec<Result<T>>, H)>
+    where
+        R: Request<Reply = Reported<Vec<Reported<T>>>> + Sync,
+    {
+        let mut results = Vec::new();
+        loop {
+            let done = results.len();
+            let part = front(&items[done..], MAX_ITEMS, &len);
+            let (more, still_held) = self.call_each(part.len(), &request(done, part), held, deadline).await?;
+            held = still_held;
+            if part.len() == items.len() {
+                return Ok((more, held));
+            }
+            results.extend(more);
+            if results.len() >= items.len() {
+                return Ok((results, held));
+            }
+        }
+    }
+
+    /// Makes calls about keys from the front, each about some of them, until a response is about
+    /// fewer objects than its request. `count` is the number of objects in a response.
+    pub(super) async fn request_prefix<'k, K: AsRef<[u8]>, R, T>(
+        &self,
+        keys: &'k [K],
+        request: impl Fn(&'k [K]) -> R,
+        count: impl Fn(&T) -> usize,
+    ) -> Result<Vec<T>>
+    where
+        R: Request<Reply = Reported<T>> + Sync,
+    {
+        let (mut rest, mut max, mut found) = (keys, MAX_ITEMS, Vec::new());
+        loop {
+            let part = front(rest, max, |key| key.as_ref().len() + KEY_OVERHEAD);
+            match self.send_request(&request(part)).await {
+                Ok(response) => {
+                    rest = &rest[part.len()..];
+                    let is_cut = count(&response) < part.len();
+                    found.push(response);
+                    if is_cut || rest.is_empty() {
+                        return Ok(found);
+                    }
+                }
+                Err(error) => max = shorter(part.len(), &error, OnFailure::KeepResults).ok_or(error)?,
+            }
+        }
+    }
+
     async fn exchange<R: Request + Sync, H: Send + 'static>(
         &self,
         request: &R,
         held: H,
     ) -> Result<(R::Reply, H)> {
         let link = self.link.borrow().clone();
-        let up = match link {
-            Link::Up(up) => up,
-            Link::Down(error) => {
+        let registration = match link {
+            DaemonLink::Connected(registration) => registration,
+            DaemonLink::Disconnected(error) => {
                 // A caller that retries in a loop must let the task run that reconnects to the
                 // daemon.
                 tokio::task::yield_now().await;
                 return Err((*error).clone());
             }
         };
-        let permit = up.calls.clone().acquire_owned().await;
+        let permit = registration.calls.clone().acquire_owned().await;
         let permit = permit.map_err(|_| Error::internal("the limit on calls is gone"))?;
-        let (connection, mut is_reused) = up.connection().await?;
-        let mut flight = Flight {
-            up,
+        let (connection, mut is_reused) = registration.connection().await?;
+        let mut in_progress = CallInProgress {
+            registration,
             connection: Some(connection),
             held: Some((held, permit)),
-            asked: false,
+            is_sent: false,
             runtime: self.runtime.clone(),
         };
         let lost = || Error::internal("a call without a connection");
-        let connection = flight.connection.as_mut().ok_or_else(lost)?;
+        let connection = in_progress.connection.as_mut().ok_or_else(lost)?;
         let body = body_of(request);
         loop {
-            let answered = async {
+            let exchange = async {
                 connection.send(R::FUNCTION, &body).await?;
-                flight.asked = true;
+                in_progress.is_sent = true;
                 connection.receive().await
             };
-            match answered.await {
+            match exchange.await {
                 Ok(()) => break,
                 // The daemon closes idle connections when its limit is reached, but none with a
                 // call in progress. An error on a reused connection therefore means that the call
                 // was not made.
                 Err(broken) if is_reused && broken.closed_while_idle() => {
-                    flight.asked = false;
-                    *connection = flight.up.new_connection().await?;
-                    is_reused = false;
+                    in_progress.is_sent = false;
+                    (*connection, is_reused) = in_progress.registration.connection().await?;
                 }
                 Err(broken) => return Err(broken.into_error(&DAEMON)),
             }
         }
-        let mut connection = flight.connection.take().ok_or_else(lost)?;
-        let (held, _) = flight.held.take().ok_or_else(|| Error::internal("a call without its memory"))?;
+        let mut connection = in_progress.connection.take().ok_or_else(lost)?;
+        let (held, permit) =
+            in_progress.held.take().ok_or_else(|| Error::internal("a call without its memory"))?;
         let reply = connection.reply::<R>(&DAEMON);
         connection.clear();
-        flight.up.put_back(connection);
+        if is_planted("permits-end-before-calls") {
+            drop(permit);
+            tokio::task::yield_now().await;
+            in_progress.registration.put_back(connection);
+            return Ok((reply?, held));
+        }
+        in_progress.registration.put_back(connection);
+        // The next call has to find the idle connection: the daemon may serve no more of them.
+        drop(permit);
         Ok((reply?, held))
     }
 }
 
 /// Call in progress.
-struct Flight<H: Send + 'static> {
-    up: Arc<Up>,
+struct CallInProgress<H: Send + 'static> {
+    registration: Arc<DaemonRegistration>,
     connection: Option<IpcConnection>,
     held: Option<(H, OwnedSemaphorePermit)>,
     /// True once the whole request is sent; from then on the daemon executes the call.
-    asked: bool,
+    is_sent: bool,
     runtime: tokio::runtime::Handle,
 }
 
-impl<H: Send + 'static> Drop for Flight<H> {
+impl<H: Send + 'static> Drop for CallInProgress<H> {
     fn drop(&mut self) {
-        let (Some(mut connection), Some(held), true) = (self.connection.take(), self.held.take(), self.asked)
+        let (Some(mut connection), Some(held), true) =
+            (self.connection.take(), self.held.take(), self.is_sent)
         else {
             return;
         };
-        let up = self.up.clone();
+        let registration = self.registration.clone();
         // The memory stays reserved until the daemon responds or closes the connection. The daemon
         // finishes a call before it closes the connection.
         self.runtime.spawn(async move {
             if connection.receive().await.is_ok() {
                 connection.clear();
-                up.put_back(connection);
+                registration.put_back(connection);
             }
             drop(held);
         });

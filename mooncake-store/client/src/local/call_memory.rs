@@ -188,8 +188,8 @@ impl CallMemory {
             }
         }
         drop(landing);
-        let begun = self.client.begin(operation);
-        let read = self.client.counted(begun, self.client.batch_get_into(reads)).await?;
+        let started = self.client.begin(operation);
+        let read = self.client.counted(started, self.client.batch_get_into(reads)).await?;
         let is_full = self.client.as_full().is_some();
         let mut read = read.into_iter().map(|outcome| match outcome {
             Ok(len) => Ok(len as u64),

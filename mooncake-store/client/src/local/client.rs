@@ -13,9 +13,9 @@ use mooncake_ipc::socket::Trust;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
 
-use super::link::{self, Link};
+use super::daemon_link::{self, DaemonLink};
 use super::shared::Command;
-use super::shared::{Memories, Pool};
+use super::shared::{Blocks, Memories, Pool};
 use super::{DEFAULT_PORT, default_path};
 
 /// Settings of a shared client.
@@ -29,6 +29,9 @@ pub struct LocalConfig {
     pub buffer: u64,
     /// Options for the allocation of memory.
     pub memory: HostMemoryOptions,
+    /// Admits memory that the host does not have now, as in
+    /// [`ClientConfig::allow_overcommit`](crate::config::ClientConfig::allow_overcommit).
+    pub allow_overcommit: bool,
     /// Longest duration of one operation.
     pub timeout: Duration,
     /// Clock of the deadlines.
@@ -41,6 +44,7 @@ impl Default for LocalConfig {
             address: format!("127.0.0.1:{DEFAULT_PORT}"),
             buffer: 16 << 20,
             memory: HostMemoryOptions::default(),
+            allow_overcommit: true,
             timeout: Duration::from_secs(10),
             clock: SystemClock::shared(),
         }
@@ -58,7 +62,7 @@ impl LocalConfig {
     /// process and root are trusted.
     fn socket(&self) -> Result<(PathBuf, Trust)> {
         if self.address.contains('/') {
-            return Ok((PathBuf::from(&self.address), Trust::Anybody));
+            return Ok((PathBuf::from(&self.address), Trust::AnyUser));
         }
         let port = self.address.rsplit(':').next().and_then(|port| port.parse().ok());
         let port = port.ok_or_else(|| {
@@ -87,17 +91,19 @@ impl LocalConfig {
 /// running, because the daemon removes a shared client that sends no pings.
 #[derive(Clone)]
 pub struct LocalClient {
-    pub(super) inner: Arc<Inner>,
+    pub(super) inner: Arc<LocalInner>,
 }
 
-pub(super) struct Inner {
+pub(super) struct LocalInner {
     pub(super) config: LocalConfig,
     pub(super) path: PathBuf,
     pub(super) runtime: Handle,
-    pub(super) link: watch::Receiver<Link>,
+    pub(super) link: watch::Receiver<DaemonLink>,
     pub(super) commands: mpsc::UnboundedSender<Command>,
     pub(super) memories: Arc<Memories>,
     pub(super) pool: Option<Pool>,
+    /// Memory for buffers that do not fit into the pool.
+    pub(super) blocks: Blocks,
     /// Length in bytes of long values that were read recently, an estimate for the next read.
     pub(super) longest: AtomicU64,
 }
@@ -114,10 +120,10 @@ impl LocalClient {
         let runtime = Handle::try_current()
             .map_err(|_| Error::invalid("cannot connect a shared client: no tokio runtime on this thread"))?;
         let (path, trust) = config.socket()?;
-        let (commands, orders) = mpsc::unbounded_channel();
+        let (commands, receiver) = mpsc::unbounded_channel();
         let memories = Arc::new(Memories::default());
-        let (state, link) = link::start(&path, trust, memories.clone(), orders).await?;
-        let mut client = Inner {
+        let (state, link) = daemon_link::start(&path, trust, memories.clone(), receiver).await?;
+        let mut client = LocalInner {
             config,
             path,
             runtime: runtime.clone(),
@@ -125,6 +131,7 @@ impl LocalClient {
             commands,
             memories,
             pool: None,
+            blocks: Blocks::default(),
             longest: AtomicU64::new(0),
         };
         runtime.spawn(state);
@@ -139,14 +146,14 @@ impl LocalClient {
 
     /// Returns true if the daemon is connected, as far as this process knows.
     pub fn is_connected(&self) -> bool {
-        matches!(*self.inner.link.borrow(), Link::Up(_))
+        matches!(*self.inner.link.borrow(), DaemonLink::Connected(_))
     }
 
     /// Waits until a daemon is connected, possibly again after a failure.
     pub async fn connected(&self) {
         let mut link = self.inner.link.clone();
         // An error means that the task of the control connection is gone, and the runtime with it.
-        let _ = link.wait_for(|link| matches!(link, Link::Up(_))).await;
+        let _ = link.wait_for(|link| matches!(link, DaemonLink::Connected(_))).await;
     }
 
     /// Returns the number of bytes of the buffer in use, by calls in progress and by values that

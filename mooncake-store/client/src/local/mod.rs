@@ -21,12 +21,12 @@
 //! | file | content |
 //! |---|---|
 //! | `hello.rs` | first record of every connection |
-//! | `owner.rs`, `session.rs` | daemon: the socket, a connection with its calls |
-//! | `host.rs`, `guest.rs` | daemon: state of the server, one shared client |
+//! | `server.rs`, `session.rs` | daemon: the socket, a connection with its calls |
+//! | `daemon.rs`, `shared_client.rs` | daemon: state of the server, one shared client |
 //! | `server_config.rs` | daemon: settings and statistics |
-//! | `client.rs`, `link.rs`, `call.rs` | shared client: construction, the control connection, one call |
+//! | `client.rs`, `daemon_link.rs`, `call.rs` | shared client: construction, the control connection, one call |
 //! | `shared.rs`, `memory.rs` | shared client: memory that the daemon also maps, and its allocation |
-//! | `objects.rs` | shared client: operations on objects |
+//! | `objects.rs`, `writes.rs`, `pieces.rs` | shared client: operations on objects, writes, reads in pieces |
 //! | `store_client.rs` | interface of full and shared clients |
 //! | `call_memory.rs` | operations of both clients on memory that a program names by its address |
 
@@ -34,26 +34,28 @@ mod call;
 #[allow(unsafe_code)]
 mod call_memory;
 mod client;
-mod guest;
+mod daemon;
+mod daemon_link;
 pub mod hello;
-mod host;
-mod link;
 #[allow(unsafe_code)]
 mod memory;
 mod objects;
-mod owner;
+mod pieces;
+mod server;
 mod server_config;
 #[allow(unsafe_code)]
 mod session;
 mod shared;
+mod shared_client;
 mod store_client;
+mod writes;
 
 use std::path::PathBuf;
 
 pub use self::call_memory::{CallMemory, unify_read_error};
 pub use self::client::{LocalClient, LocalConfig};
 pub use self::objects::{LocalRange, LocalRead, LocatedLocal};
-pub use self::owner::LocalServer;
+pub use self::server::LocalServer;
 pub use self::server_config::{LocalServerConfig, LocalStats};
 pub use self::shared::LocalBuf;
 pub use self::store_client::{StoreClient, StoreObject, StoreRange};

@@ -6,30 +6,37 @@ use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use mooncake_core::ErrorKind::{NotFound, Timeout, Unavailable};
+use mooncake_core::fault_injection::is_planted;
 use mooncake_core::ids::Uuid;
 use mooncake_core::replica::ReplicaList;
-use mooncake_core::{Error, Result};
+use mooncake_core::{Error, ErrorKind, Result};
 use mooncake_protocol::message::{
     CheckHealth, CopyObject, CountPrefixObjects, FetchObject, FindTask, ListPrefixReplicas, ListReplicas,
-    LocateObjects, LocatePrefixObjects, MoveObject, ObjectsExist, ReadObjects, ReadRanges, RemoveEvery,
-    RemoveMatching, RemoveObjects, Request, WriteObjects,
+    LocateObjects, LocatePrefixObjects, MoveObject, ObjectsExist, ProbeObjects, ReadObjects, ReadRanges,
+    RemoveEvery, RemoveMatching, RemoveObjects, Request, RequestPrefetch,
 };
+use mooncake_protocol::parts::{KEY_OVERHEAD, MAX_ITEMS, OnFailure, call_in_parts, front, probe_in_parts};
 use mooncake_protocol::report::Reported;
-use mooncake_protocol::wire::{LocatedObject, MemoryRange, ObjectPieces, ObjectRange, ObjectSink};
-use mooncake_transport::{Slice, SliceMut, Transport};
+use mooncake_protocol::wire::{LocatedObject, MemoryRange, ObjectRange, ObjectSink};
+use mooncake_transport::{SliceMut, Transport};
 
-use super::client::{Inner, LocalClient};
+use super::client::{LocalClient, LocalInner};
 use super::shared::{LocalBuf, Pool};
+use crate::batch_parts::{call_by_parts, part_len};
 use crate::deadline::Deadline;
 use crate::errors::is_lost;
-use crate::payload::PutOutcome;
-use crate::put_options::PutOptions;
+use crate::exist_options::ExistOptions;
 use crate::ranges::RangeRead;
-use mooncake_protocol::api::WriteMode;
+use mooncake_protocol::api::ProbePolicy;
 use mooncake_protocol::wire::TaskInfo;
 
+/// Length of a memory range in a request, in bytes.
+pub(super) const PIECE_LEN: usize = 32;
 /// Minimum number of bytes for a read of unknown length.
-const GUESS: u64 = 4 << 10;
+const MIN_READ_LEN: u64 = 4 << 10;
+/// Maximum number of objects that a batch locates before it reads them. The daemon removes the
+/// oldest located objects of a shared client beyond a number.
+pub(super) const LOCATED_AT_ONCE: usize = 4096;
 
 /// Located object: its length and its number at the daemon. Cloning is cheap. The value is usable
 /// while the lease lasts.
@@ -70,138 +77,6 @@ impl<R, T: Transport> LocalRead<R, T> {
     }
 }
 
-/// Writes.
-impl LocalClient {
-    /// Stores a value under a new key. The value is copied once, into memory that the daemon also
-    /// maps.
-    ///
-    /// # Errors
-    /// Returns the errors of [`Client::put`](crate::Client::put).
-    pub async fn put(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<PutOutcome> {
-        self.put_with(key, value, &PutOptions::default()).await
-    }
-
-    /// Stores a value as [`put`](Self::put) does, with these settings.
-    ///
-    /// # Errors
-    /// Returns the errors of [`Client::put_with`](crate::Client::put_with).
-    pub async fn put_with(
-        &self,
-        key: impl AsRef<[u8]>,
-        value: impl AsRef<[u8]>,
-        options: &PutOptions,
-    ) -> Result<PutOutcome> {
-        self.write_bytes(&[(key.as_ref(), value.as_ref())], options).await.and_then(one)
-    }
-
-    /// Stores a value that already lies in shared memory, as [`put_with`](Self::put_with) does but
-    /// without a copy.
-    ///
-    /// # Errors
-    /// Returns the errors of [`put_with`](Self::put_with).
-    pub async fn put_buf(
-        &self,
-        key: impl AsRef<[u8]>,
-        value: LocalBuf,
-        options: &PutOptions,
-    ) -> Result<PutOutcome> {
-        let pieces = vec![value.place(0, value.len())];
-        let items = vec![ObjectPieces { key: key.as_ref(), pieces }];
-        one(self.write(items, options, value, &self.inner.deadline()).await?)
-    }
-
-    /// Stores many values with one call. Each value has its own result.
-    ///
-    /// # Errors
-    /// Returns an outer error if the outcome of every value is unknown.
-    pub async fn batch_put<K: AsRef<[u8]>, V: AsRef<[u8]>>(
-        &self,
-        items: &[(K, V)],
-        options: &PutOptions,
-    ) -> Result<Vec<Result<PutOutcome>>> {
-        let items: Vec<_> = items.iter().map(|(key, value)| (key.as_ref(), value.as_ref())).collect();
-        self.write_bytes(&items, options).await
-    }
-
-    async fn write_bytes(
-        &self,
-        items: &[(&[u8], &[u8])],
-        options: &PutOptions,
-    ) -> Result<Vec<Result<PutOutcome>>> {
-        let deadline = self.inner.deadline();
-        let total: usize = items.iter().map(|(_, value)| value.len()).sum();
-        // An empty value needs no memory; the daemon refuses it.
-        let mut room = match total {
-            0 => None,
-            len => Some(self.inner.room(len, &deadline).await?),
-        };
-        let mut at = 0;
-        let items = items
-            .iter()
-            .map(|(key, value)| {
-                let pieces = room.as_mut().filter(|_| !value.is_empty()).map(|room| {
-                    room[at..at + value.len()].copy_from_slice(value);
-                    let place = room.place(at, value.len());
-                    at += value.len();
-                    place
-                });
-                ObjectPieces { key, pieces: pieces.into_iter().collect() }
-            })
-            .collect();
-        self.write(items, options, room, &deadline).await
-    }
-
-    /// Stores many values, each from consecutive pieces. Pieces in shared memory are not copied.
-    ///
-    /// # Errors
-    /// Returns the errors of [`batch_put`](Self::batch_put).
-    pub async fn batch_put_pieces<K: AsRef<[u8]>, T: Transport>(
-        &self,
-        items: &[(K, Vec<Slice<T>>)],
-        options: &PutOptions,
-    ) -> Result<Vec<Result<PutOutcome>>> {
-        let deadline = self.inner.deadline();
-        let (mut rooms, mut slices) = (Vec::new(), Vec::new());
-        let mut calls = Vec::with_capacity(items.len());
-        for (key, pieces) in items {
-            let mut places = Vec::with_capacity(pieces.len());
-            for piece in pieces {
-                if let Some(place) = self.inner.memories.place(piece.addr(), piece.len()) {
-                    slices.push(piece.clone());
-                    places.push(place);
-                    continue;
-                }
-                let mut room = self.inner.room(piece.len(), &deadline).await?;
-                piece.copy_to(0, &mut room)?;
-                places.push(room.place(0, room.len()));
-                rooms.push(room);
-            }
-            calls.push(ObjectPieces { key: key.as_ref(), pieces: places });
-        }
-        self.write(calls, options, (rooms, slices), &deadline).await
-    }
-
-    async fn write<H: Send + 'static>(
-        &self,
-        items: Vec<ObjectPieces<'_>>,
-        options: &PutOptions,
-        held: H,
-        deadline: &Deadline,
-    ) -> Result<Vec<Result<PutOutcome>>> {
-        let PutOptions { replication, mode } = options;
-        let n = items.len();
-        let call = WriteObjects {
-            replace: *mode == WriteMode::Upsert,
-            config: Cow::Borrowed(replication),
-            hints: replication.hints.as_deref().map_or_else(Cow::default, Cow::Borrowed),
-            objects: items.into(),
-        };
-        let (existed, _) = self.inner.call_each(n, &call, held, deadline).await?;
-        let outcome = |existed| if existed { PutOutcome::Existed } else { PutOutcome::Stored };
-        Ok(existed.into_iter().map(|existed| existed.map(outcome)).collect())
-    }
-}
-
 /// Destination of the bytes of a read.
 enum Sink<T: Transport> {
     /// Memory of the caller, which the daemon also maps.
@@ -210,7 +85,7 @@ enum Sink<T: Transport> {
     Copied(LocalBuf),
 }
 
-impl Inner {
+impl LocalInner {
     /// Returns the shared memory that receives the bytes for `into`. If the daemon does not map
     /// `into`, the slice is returned, too, for a later copy.
     async fn sink<T: Transport>(
@@ -218,12 +93,12 @@ impl Inner {
         into: SliceMut<T>,
         deadline: &Deadline,
     ) -> Result<(Sink<T>, MemoryRange, Option<SliceMut<T>>), (Error, SliceMut<T>)> {
-        match self.memories.place(into.addr(), into.len()) {
-            Some(place) => Ok((Sink::Direct(into), place, None)),
-            None => match self.room(into.len(), deadline).await {
-                Ok(room) => {
-                    let place = room.place(0, room.len());
-                    Ok((Sink::Copied(room), place, Some(into)))
+        match self.memories.find_range(into.addr(), into.len()) {
+            Some(range) => Ok((Sink::Direct(into), range, None)),
+            None => match self.allocate(into.len(), deadline).await {
+                Ok(buffer) => {
+                    let range = buffer.shared_range(0, buffer.len());
+                    Ok((Sink::Copied(buffer), range, Some(into)))
                 }
                 Err(error) => Err((error, into)),
             },
@@ -233,11 +108,11 @@ impl Inner {
 
 impl<T: Transport> Sink<T> {
     /// Returns the memory of the caller, with the first `len` bytes of the read in it.
-    fn finish(self, kept: Option<SliceMut<T>>, len: usize) -> LocalRead<(), T> {
-        match (self, kept) {
+    fn finish(self, caller_slice: Option<SliceMut<T>>, len: usize) -> LocalRead<(), T> {
+        match (self, caller_slice) {
             (Sink::Direct(into), _) => LocalRead { result: Ok(()), into: Some(into) },
-            (Sink::Copied(room), Some(mut into)) => {
-                LocalRead { result: into.copy_from(0, &room[..len.min(room.len())]), into: Some(into) }
+            (Sink::Copied(buffer), Some(mut into)) => {
+                LocalRead { result: into.copy_from(0, &buffer[..len.min(buffer.len())]), into: Some(into) }
             }
             (Sink::Copied(_), None) => LocalRead::failed(Error::internal("a read lost its memory"), None),
         }
@@ -272,10 +147,59 @@ impl LocalClient {
         if let [key] = keys {
             return Ok(vec![self.fetch(key.as_ref()).await]);
         }
-        let deadline = self.inner.deadline();
-        let located = self.locate_by(keys, &deadline).await?;
-        let (mut values, mut ranges, mut rooms) = (Vec::with_capacity(keys.len()), Vec::new(), Vec::new());
-        for found in located {
+        let mut values = Vec::with_capacity(keys.len());
+        let at_once = if is_planted("shared-clients-read-once") { usize::MAX } else { LOCATED_AT_ONCE };
+        // Each part has the time of one operation.
+        for part in keys.chunks(at_once) {
+            match self.fetch_each(part, &mut values, &self.inner.deadline()).await {
+                Ok(read) => values.extend(read),
+                Err(error) if values.is_empty() => return Err(error),
+                Err(error) => {
+                    // The values of the earlier keys are known.
+                    values.resize_with(keys.len(), || Err(error.clone()));
+                    break;
+                }
+            }
+        }
+        // The buffers for a large batch can take longer than a lease, and calls wait for their
+        // turn. Each repetition reads at least one value, or is the last.
+        loop {
+            let late = |value: &Result<Option<LocalBuf>>| {
+                value.as_ref().is_err_and(|error| error.kind() == ErrorKind::Expired)
+            };
+            let late_indices: Vec<usize> = (0..keys.len()).filter(|&i| late(&values[i])).collect();
+            if late_indices.is_empty() || is_planted("shared-clients-read-once") {
+                return Ok(values);
+            }
+            let mut more = false;
+            for late_indices in late_indices.chunks(LOCATED_AT_ONCE) {
+                let late_keys: Vec<&[u8]> = late_indices.iter().map(|&i| keys[i].as_ref()).collect();
+                let Ok(read) = self.fetch_each(&late_keys, &mut values, &self.inner.deadline()).await else {
+                    return Ok(values);
+                };
+                for (&i, value) in late_indices.iter().zip(read) {
+                    more |= !late(&value);
+                    values[i] = value;
+                }
+            }
+            if !more {
+                return Ok(values);
+            }
+        }
+    }
+
+    /// Locates and reads values. `earlier` are the values of the same call that were read before.
+    async fn fetch_each<K: AsRef<[u8]>>(
+        &self,
+        keys: &[K],
+        earlier: &mut [Result<Option<LocalBuf>>],
+        deadline: &Deadline,
+    ) -> Result<Vec<Result<Option<LocalBuf>>>> {
+        let located = self.locate_by(keys, deadline).await?;
+        let (mut values, mut ranges, mut buffers) = (Vec::with_capacity(keys.len()), Vec::new(), Vec::new());
+        // Values for which there is no more shared memory.
+        let mut without_buffer = Vec::new();
+        for (at, found) in located.into_iter().enumerate() {
             let object = match found {
                 Ok(Some(object)) => object,
                 Ok(None) => {
@@ -287,75 +211,117 @@ impl LocalClient {
                     continue;
                 }
             };
-            let room = match usize::try_from(object.size) {
-                Ok(len) => self.inner.room(len, &deadline).await,
+            let buffer = match usize::try_from(object.size) {
+                Ok(len) => match self.inner.try_allocate(len, deadline).await {
+                    Ok(None) => {
+                        without_buffer.push((at, object.number, len));
+                        values.push(Some(Ok(None)));
+                        continue;
+                    }
+                    buffer => buffer,
+                },
                 Err(_) => Err(Error::invalid(format!("a value of {} bytes", object.size))),
             };
-            match room {
-                Ok(room) => {
+            match buffer {
+                Ok(None) => values.push(Some(Ok(None))),
+                Ok(Some(buffer)) => {
                     ranges.push(ObjectRange {
                         object: object.number,
                         offset: 0,
-                        into: room.place(0, room.len()),
+                        into: buffer.shared_range(0, buffer.len()),
                     });
-                    rooms.push(room);
+                    buffers.push(buffer);
                     values.push(None);
                 }
                 Err(error) => values.push(Some(Err(error))),
             }
         }
-        let (n, call) = (ranges.len(), ReadRanges { ranges: ranges.into() });
-        let (results, rooms) = self.inner.call_each(n, &call, rooms, &deadline).await?;
-        let mut read = results.into_iter().zip(rooms).map(|(result, room)| match result {
-            Ok(()) => Ok(Some(room)),
+        let (results, buffers) = self.read_in_calls(&ranges, true, buffers, deadline).await?;
+        let mut read = results.into_iter().zip(buffers).map(|(result, buffer)| match result {
+            Ok(()) => Ok(Some(buffer)),
             // The node with the replica is gone, so the value is lost.
             Err(error) if matches!(error.kind(), NotFound | Unavailable | Timeout) => Ok(None),
             Err(error) => Err(error),
         });
         let lost = || Err(Error::internal("response without an item"));
-        Ok(values.into_iter().map(|known| known.or_else(|| read.next()).unwrap_or_else(lost)).collect())
+        let mut values: Vec<_> =
+            values.into_iter().map(|known| known.or_else(|| read.next()).unwrap_or_else(lost)).collect();
+        if !without_buffer.is_empty() {
+            for value in earlier.iter_mut().chain(&mut values).flatten().flatten() {
+                value.stop_sharing();
+            }
+            self.read_without_buffer(&mut values, without_buffer, deadline).await;
+        }
+        Ok(values)
+    }
+
+    /// Reads values of a batch for which there was no shared memory, given by their positions in
+    /// the batch, their numbers and their lengths.
+    async fn read_without_buffer(
+        &self,
+        values: &mut [Result<Option<LocalBuf>>],
+        without_buffer: Vec<(usize, u64, usize)>,
+        deadline: &Deadline,
+    ) {
+        for (at, object, len) in without_buffer {
+            values[at] = match self.inner.read_in_pieces(object, len, deadline).await {
+                Ok(value) => Ok(Some(value)),
+                Err(error) if matches!(error.kind(), NotFound | Unavailable | Timeout) => Ok(None),
+                Err(error) => Err(error),
+            };
+        }
     }
 
     /// Reads one value of unknown length. One call suffices if the value fits into the estimated
     /// length.
     async fn fetch(&self, key: &[u8]) -> Result<Option<LocalBuf>> {
+        let deadline = self.inner.deadline();
+        match self.fetch_once(key, &deadline).await {
+            // The call waited for a buffer or for its turn until the lease was over. The buffer of
+            // the next try has the length of the value.
+            Err(error) if error.kind() == ErrorKind::Expired && !deadline.is_over() => {
+                self.fetch_once(key, &deadline).await
+            }
+            outcome => outcome,
+        }
+    }
+
+    async fn fetch_once(&self, key: &[u8], deadline: &Deadline) -> Result<Option<LocalBuf>> {
         let inner = &self.inner;
-        let deadline = inner.deadline();
-        let most = inner.pool.as_ref().map_or(GUESS, |pool| Pool::capacity(pool) / 4);
-        let guess = inner.longest.load(Ordering::Relaxed).max(GUESS).min(most).max(1);
-        let mut room = inner.room(usize::try_from(guess).unwrap_or(1), &deadline).await?;
-        let call = FetchObject { key, into: room.place(0, room.len()) };
-        let (found, held) = inner.call(&call, room, &deadline).await?;
-        room = held;
+        let max = inner.pool.as_ref().map_or(MIN_READ_LEN, |pool| Pool::capacity(pool) / 4);
+        let estimate = inner.longest.load(Ordering::Relaxed).max(MIN_READ_LEN).min(max).max(1);
+        let mut buffer = inner.allocate(usize::try_from(estimate).unwrap_or(1), deadline).await?;
+        let call = FetchObject { key, into: buffer.shared_range(0, buffer.len()) };
+        let (found, held) = inner.call(&call, buffer, deadline).await?;
+        buffer = held;
         let Some(LocatedObject { size: len, number }) = found.outcome()? else { return Ok(None) };
         // Short values reduce the estimate slowly.
-        inner.longest.store(len.max(guess - guess / 64), Ordering::Relaxed);
+        inner.longest.store(len.max(estimate - estimate / 64), Ordering::Relaxed);
         let size = usize::try_from(len).map_err(|_| Error::invalid(format!("a value of {len} bytes")))?;
-        if size > room.len() {
-            drop(room);
-            let room = inner.room(size, &deadline).await?;
+        if size > buffer.len() {
+            drop(buffer);
+            let buffer = match inner.try_allocate(size, deadline).await? {
+                Some(buffer) => buffer,
+                None if Pool::fits(inner.pool.as_ref(), size) => inner.allocate(size, deadline).await?,
+                None => return read_or_miss(inner.read_in_pieces(number, size, deadline).await),
+            };
             // The object was located once. An object that ends at its first read is gone by now.
-            let ranges = vec![ObjectRange { object: number, offset: 0, into: room.place(0, size) }];
-            let call = ReadRanges { ranges: ranges.into() };
-            let (read, mut room) = inner.call_each(1, &call, room, &deadline).await?;
-            match one(read) {
-                Ok(()) => {}
-                Err(error) if is_lost(&error) => return Ok(None),
-                Err(error) => return Err(error),
-            }
-            room.truncate(size);
-            return Ok(Some(room));
+            let ranges = vec![ObjectRange { object: number, offset: 0, into: buffer.shared_range(0, size) }];
+            let call = ReadRanges { ranges: ranges.into(), relocates: true };
+            let (read, mut buffer) = inner.call_each(1, &call, buffer, deadline).await?;
+            buffer.truncate(size);
+            return read_or_miss(one(read).map(|()| buffer));
         }
-        room.truncate(size);
-        if size * 2 < usize::try_from(guess).unwrap_or(usize::MAX)
+        buffer.truncate(size);
+        if size * 2 < usize::try_from(estimate).unwrap_or(usize::MAX)
             && let Some(mut fitting) = inner.pool.as_ref().and_then(|pool| pool.try_take(size))
         {
             // Callers may hold values for long, so a value should not occupy twice the memory that
             // it needs.
-            fitting.copy_from_slice(&room);
+            fitting.copy_from_slice(&buffer);
             return Ok(Some(fitting));
         }
-        Ok(Some(room))
+        Ok(Some(buffer))
     }
 
     /// Reads a value to the front of memory. Returns its length, or `None` if there is no object.
@@ -379,34 +345,68 @@ impl LocalClient {
         &self,
         items: Vec<(K, SliceMut<T>)>,
     ) -> Vec<LocalRead<Option<usize>, T>> {
+        let parts = by_parts(items, |(_, into)| into.len());
+        each_part(parts, |(_, into)| into, |items| self.read_objects(items)).await
+    }
+
+    async fn read_objects<K: AsRef<[u8]>, T: Transport>(
+        &self,
+        items: Vec<(K, SliceMut<T>)>,
+    ) -> PartOutcome<Option<usize>, T> {
         let deadline = self.inner.deadline();
         let (keys, slices): (Vec<K>, Vec<SliceMut<T>>) = items.into_iter().unzip();
-        let aim = Aim::of(&self.inner, slices, &deadline).await;
-        let objects: Vec<ObjectSink<'_>> =
-            aim.places.iter().map(|(i, place)| ObjectSink { key: keys[*i].as_ref(), into: *place }).collect();
-        let (n, call) = (objects.len(), ReadObjects { objects: objects.into() });
-        let answer = self.inner.call_each(n, &call, aim.sinks, &deadline).await;
+        let plan = ReadPlan::of(&self.inner, slices, &deadline).await;
+        let sink = |(i, range): &(usize, MemoryRange)| ObjectSink { key: keys[*i].as_ref(), into: *range };
+        let objects: Vec<ObjectSink<'_>> = plan.ranges.iter().map(sink).collect();
+        let len = |object: &ObjectSink<'_>| object.key.len() + PIECE_LEN;
+        let call = |_, part| ReadObjects { objects: Cow::Borrowed(part) };
+        let response = self.inner.call_each_in_parts(&objects, len, call, plan.sinks, &deadline).await;
         let length = |len: u64| usize::try_from(len).unwrap_or(usize::MAX);
-        aim.rest.settle(answer, |len| len.map(length), |read| read.unwrap_or(0))
+        plan.slices.combine(response, |len| len.map(length), |read| read.unwrap_or(0))
     }
 
     /// Reads ranges of located objects. The result of a range is `LEASE_EXPIRED` if its object was
-    /// located too long ago.
+    /// located too long ago, so that its lease has ended.
     pub async fn read_ranges<T: Transport>(&self, reads: Vec<LocalRange<T>>) -> Vec<LocalRead<(), T>> {
+        self.read_ranges_as(reads, false).await
+    }
+
+    /// Reads ranges like [`read_ranges`](Self::read_ranges), of objects that the same operation has
+    /// located. The daemon locates an object again whose lease has ended, as
+    /// [`ClientRanges::read_current`](crate::ClientRanges::read_current) does.
+    pub async fn read_current_ranges<T: Transport>(
+        &self,
+        reads: Vec<LocalRange<T>>,
+    ) -> Vec<LocalRead<(), T>> {
+        self.read_ranges_as(reads, true).await
+    }
+
+    async fn read_ranges_as<T: Transport>(
+        &self,
+        reads: Vec<LocalRange<T>>,
+        relocates: bool,
+    ) -> Vec<LocalRead<(), T>> {
+        let parts = by_parts(reads, |read| read.into.len());
+        each_part(parts, |read| read.into, |reads| self.read_some_ranges(reads, relocates)).await
+    }
+
+    async fn read_some_ranges<T: Transport>(
+        &self,
+        reads: Vec<LocalRange<T>>,
+        relocates: bool,
+    ) -> PartOutcome<(), T> {
         let deadline = self.inner.deadline();
-        let (of, slices): (Vec<(u64, u64)>, Vec<SliceMut<T>>) =
+        let (positions, slices): (Vec<(u64, u64)>, Vec<SliceMut<T>>) =
             reads.into_iter().map(|read| ((read.object.number, read.offset), read.into)).unzip();
-        let lengths: Vec<usize> = slices.iter().map(SliceMut::len).collect();
-        let aim = Aim::of(&self.inner, slices, &deadline).await;
-        let ranges: Vec<_> = aim
-            .places
+        let longest = slices.iter().map(SliceMut::len).max().unwrap_or(0);
+        let plan = ReadPlan::of(&self.inner, slices, &deadline).await;
+        let ranges: Vec<_> = plan
+            .ranges
             .iter()
-            .map(|(i, place)| ObjectRange { object: of[*i].0, offset: of[*i].1, into: *place })
+            .map(|(i, range)| ObjectRange { object: positions[*i].0, offset: positions[*i].1, into: *range })
             .collect();
-        let (n, call) = (ranges.len(), ReadRanges { ranges: ranges.into() });
-        let answer = self.inner.call_each(n, &call, aim.sinks, &deadline).await;
-        let longest = lengths.into_iter().max().unwrap_or(0);
-        aim.rest.settle(answer, |()| (), |()| longest)
+        let response = self.read_in_calls(&ranges, relocates, plan.sinks, &deadline).await;
+        plan.slices.combine(response, |()| (), |()| longest)
     }
 
     /// Returns each object with a lease on it, or `None` for a key without an object.
@@ -414,7 +414,7 @@ impl LocalClient {
     /// # Errors
     /// Returns an outer error if the outcome of every key is unknown.
     pub async fn locate<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<Result<Option<LocatedLocal>>>> {
-        self.locate_by(keys, &self.inner.deadline()).await
+        call_by_parts(keys, |part| async move { self.locate_by(part, &self.inner.deadline()).await }).await
     }
 
     async fn locate_by<K: AsRef<[u8]>>(
@@ -422,17 +422,38 @@ impl LocalClient {
         keys: &[K],
         deadline: &Deadline,
     ) -> Result<Vec<Result<Option<LocatedLocal>>>> {
-        let (found, ()) =
-            self.inner.call_each(keys.len(), &LocateObjects { keys: listed(keys) }, (), deadline).await?;
+        let found = self.request_each(keys, deadline, |keys| LocateObjects { keys }).await?;
         Ok(found.into_iter().map(|found| Ok(found?.map(LocatedLocal::from))).collect())
     }
 
-    /// Makes a call about keys.
-    async fn ask_each<R, T>(&self, n: usize, call: R) -> Result<Vec<Result<T>>>
+    /// Reads ranges of located objects. `held` owns their destinations.
+    async fn read_in_calls<H: Send + 'static>(
+        &self,
+        ranges: &[ObjectRange],
+        relocates: bool,
+        held: H,
+        deadline: &Deadline,
+    ) -> Result<(Vec<Result<()>>, H)> {
+        let call = |_, part| ReadRanges { ranges: Cow::Borrowed(part), relocates };
+        self.inner.call_each_in_parts(ranges, |_| 2 * PIECE_LEN, call, held, deadline).await
+    }
+
+    /// Makes calls about keys.
+    async fn request_each<'k, K: AsRef<[u8]>, R, T>(
+        &self,
+        keys: &'k [K],
+        deadline: &Deadline,
+        request: impl Fn(Cow<'k, [&'k [u8]]>) -> R,
+    ) -> Result<Vec<Result<T>>>
     where
         R: Request<Reply = Reported<Vec<Reported<T>>>> + Sync,
     {
-        Ok(self.inner.call_each(n, &call, (), &self.inner.deadline()).await?.0)
+        let len = |key: &K| key.as_ref().len() + KEY_OVERHEAD;
+        call_in_parts(keys, len, OnFailure::KeepResults, |_, part: &'k [K]| {
+            let call = request(key_slices(part));
+            async move { Ok(self.inner.call_each(part.len(), &call, (), deadline).await?.0) }
+        })
+        .await
     }
 
     /// Returns for each key whether it can be read now.
@@ -440,7 +461,10 @@ impl LocalClient {
     /// # Errors
     /// Returns an outer error if the outcome of every key is unknown.
     pub async fn batch_exist<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<Result<bool>>> {
-        self.ask_each(keys.len(), ObjectsExist { keys: listed(keys) }).await
+        call_by_parts(keys, |part| async move {
+            self.request_each(part, &self.inner.deadline(), |keys| ObjectsExist { keys }).await
+        })
+        .await
     }
 
     /// Returns whether the key can be read now.
@@ -449,6 +473,70 @@ impl LocalClient {
     /// Returns an error if the master or the daemon does not respond.
     pub async fn exist(&self, key: impl AsRef<[u8]>) -> Result<bool> {
         one(self.batch_exist(&[key]).await?)
+    }
+
+    /// Returns whether the key can be read now, with these settings.
+    ///
+    /// # Errors
+    /// Returns an error if the master or the daemon does not respond.
+    pub async fn exist_with(&self, key: impl AsRef<[u8]>, options: &ExistOptions) -> Result<bool> {
+        one(self.batch_exist_with(&[key], options).await?)
+    }
+
+    /// Returns for each key whether it can be read now, with these settings. The client of the
+    /// daemon has to allow prefetches. Existence checks succeed without them.
+    ///
+    /// # Errors
+    /// Returns an outer error if the outcome of every key is unknown.
+    pub async fn batch_exist_with<K: AsRef<[u8]>>(
+        &self,
+        keys: &[K],
+        options: &ExistOptions,
+    ) -> Result<Vec<Result<bool>>> {
+        let found = self.batch_exist(keys).await?;
+        if options.prefetch_to_memory {
+            let readable = keys.iter().zip(&found).filter(|(_, found)| matches!(found, Ok(true)));
+            let readable: Vec<&[u8]> = readable.map(|(key, _)| key.as_ref()).collect();
+            let mut rest = &readable[..];
+            while !rest.is_empty() {
+                let part = front(rest, MAX_ITEMS, |key| key.len() + KEY_OVERHEAD);
+                rest = &rest[part.len()..];
+                if let Err(error) = self.inner.send_request(&RequestPrefetch { keys: part.into() }).await {
+                    tracing::debug!(objects = readable.len(), "not prefetched: {error}");
+                    break;
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// Returns whether the key can be read now, without a lease.
+    ///
+    /// # Errors
+    /// Those of [`batch_probe`](Self::batch_probe).
+    pub async fn probe(&self, key: impl AsRef<[u8]>) -> Result<bool> {
+        one(self.batch_probe(&[key], ProbePolicy::NONE).await?)
+    }
+
+    /// Returns for each key whether it can be read now, as
+    /// [`Client::batch_probe`](crate::Client::batch_probe) does.
+    ///
+    /// # Errors
+    /// Returns an outer error if the outcome of every key is unknown; `NOT_SUPPORTED` if the daemon
+    /// or the master lacks the call.
+    pub async fn batch_probe<K: AsRef<[u8]>>(
+        &self,
+        keys: &[K],
+        policy: ProbePolicy,
+    ) -> Result<Vec<Result<bool>>> {
+        let deadline = self.inner.deadline();
+        let len = |key: &K| key.as_ref().len() + KEY_OVERHEAD;
+        let call = async |part: &[K], policy| {
+            let request = ProbeObjects { policy, keys: key_slices(part) };
+            Ok(self.inner.call_each(part.len(), &request, (), &deadline).await?.0)
+        };
+        let lease = |part| self.request_each(part, &deadline, |keys| ObjectsExist { keys });
+        probe_in_parts(keys, len, policy, call, lease).await
     }
 
     /// Returns the length of a value in bytes, or `None` if there is no object.
@@ -467,7 +555,10 @@ impl LocalClient {
         &self,
         keys: &[K],
     ) -> Result<Vec<Result<Option<ReplicaList>>>> {
-        self.ask_each(keys.len(), ListReplicas { keys: listed(keys) }).await
+        call_by_parts(keys, |part| async move {
+            self.request_each(part, &self.inner.deadline(), |keys| ListReplicas { keys }).await
+        })
+        .await
     }
 
     /// Returns the number of keys from the front that can be read now, as
@@ -476,8 +567,10 @@ impl LocalClient {
     /// # Errors
     /// Returns an error if the master or the daemon does not respond.
     pub async fn prefix_hits<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<usize> {
-        let hits = self.inner.ask(&CountPrefixObjects { keys: listed(keys) }).await?;
-        Ok(usize::try_from(hits).unwrap_or(usize::MAX).min(keys.len()))
+        let request = |part| CountPrefixObjects { keys: key_slices(part) };
+        let count = |hits: &u64| usize::try_from(*hits).unwrap_or(usize::MAX);
+        let hits: Vec<u64> = self.inner.request_prefix(keys, request, count).await?;
+        Ok(hits.iter().map(count).fold(0, usize::saturating_add).min(keys.len()))
     }
 
     /// Returns the objects of the keys from the front that can be read, with a lease on each, as
@@ -486,8 +579,9 @@ impl LocalClient {
     /// # Errors
     /// Returns the errors of [`prefix_hits`](Self::prefix_hits).
     pub async fn locate_prefix<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<LocatedLocal>> {
-        let found = self.inner.ask(&LocatePrefixObjects { keys: listed(keys) }).await?;
-        Ok(found.into_iter().map(LocatedLocal::from).collect())
+        let request = |part| LocatePrefixObjects { keys: key_slices(part) };
+        let found = self.inner.request_prefix(keys, request, Vec::len).await?;
+        Ok(found.into_iter().flatten().map(LocatedLocal::from).collect())
     }
 
     /// Returns the replicas of the keys from the front that can be read, as
@@ -496,13 +590,14 @@ impl LocalClient {
     /// # Errors
     /// Returns the errors of [`prefix_hits`](Self::prefix_hits).
     pub async fn list_prefix<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<ReplicaList>> {
-        self.inner.ask(&ListPrefixReplicas { keys: listed(keys) }).await
+        let request = |part| ListPrefixReplicas { keys: key_slices(part) };
+        Ok(self.inner.request_prefix(keys, request, Vec::len).await?.into_iter().flatten().collect())
     }
 
     /// Returns whether the daemon and its master respond.
     pub async fn is_healthy(&self) -> bool {
-        let asked = self.inner.call(&CheckHealth {}, (), &self.inner.deadline()).await;
-        asked.is_ok_and(|(healthy, ())| healthy)
+        let outcome = self.inner.call(&CheckHealth {}, (), &self.inner.deadline()).await;
+        outcome.is_ok_and(|(healthy, ())| healthy)
     }
 }
 
@@ -514,7 +609,10 @@ impl LocalClient {
     /// Returns an outer error if the outcome of every key is unknown. The results of single keys
     /// have the errors of [`Client::remove`](crate::Client::remove).
     pub async fn batch_remove<K: AsRef<[u8]>>(&self, keys: &[K], force: bool) -> Result<Vec<Result<bool>>> {
-        self.ask_each(keys.len(), RemoveObjects { keys: listed(keys), force }).await
+        call_by_parts(keys, |part| async move {
+            self.request_each(part, &self.inner.deadline(), |keys| RemoveObjects { keys, force }).await
+        })
+        .await
     }
 
     /// Removes one key. Returns whether it existed.
@@ -532,7 +630,7 @@ impl LocalClient {
     /// Returns `INVALID_PARAMS` for an invalid pattern, and an error if the daemon or the master
     /// does not respond.
     pub async fn remove_matching(&self, pattern: &str, force: bool) -> Result<u64> {
-        self.inner.ask(&RemoveMatching { pattern, force }).await
+        self.inner.send_request(&RemoveMatching { pattern, force }).await
     }
 
     /// Removes every object. Returns the number of removed objects.
@@ -540,7 +638,7 @@ impl LocalClient {
     /// # Errors
     /// Returns an error if the daemon or the master does not respond.
     pub async fn remove_all(&self, force: bool) -> Result<u64> {
-        self.inner.ask(&RemoveEvery { force }).await
+        self.inner.send_request(&RemoveEvery { force }).await
     }
 
     /// Requests a copy of an object, as [`ClientReplicas::copy`](crate::ClientReplicas::copy) does.
@@ -548,7 +646,7 @@ impl LocalClient {
     /// # Errors
     /// Returns the errors of [`ClientReplicas::copy`](crate::ClientReplicas::copy).
     pub async fn copy_task(&self, key: impl AsRef<[u8]>, targets: &[&str]) -> Result<Uuid> {
-        self.inner.ask(&CopyObject { key: key.as_ref(), targets: targets.into() }).await
+        self.inner.send_request(&CopyObject { key: key.as_ref(), targets: targets.into() }).await
     }
 
     /// Requests a move of an object, as [`ClientReplicas::move_to`](crate::ClientReplicas::move_to)
@@ -557,7 +655,7 @@ impl LocalClient {
     /// # Errors
     /// Returns the errors of [`ClientReplicas::move_to`](crate::ClientReplicas::move_to).
     pub async fn move_task(&self, key: impl AsRef<[u8]>, source: &str, target: &str) -> Result<Uuid> {
-        self.inner.ask(&MoveObject { key: key.as_ref(), source, target }).await
+        self.inner.send_request(&MoveObject { key: key.as_ref(), source, target }).await
     }
 
     /// Returns the progress of a task.
@@ -566,84 +664,136 @@ impl LocalClient {
     /// Returns `TASK_NOT_FOUND` for an unknown task, and an error if the daemon or the master does
     /// not respond.
     pub async fn task(&self, task: Uuid) -> Result<TaskInfo> {
-        self.inner.ask(&FindTask { task }).await
+        self.inner.send_request(&FindTask { task }).await
     }
 }
 
 /// Reads with the destinations of their bytes.
-struct Aim<T: Transport> {
+struct ReadPlan<T: Transport> {
     /// Index and memory range of each read that is sent to the daemon.
-    places: Vec<(usize, MemoryRange)>,
+    ranges: Vec<(usize, MemoryRange)>,
     /// Destinations of these reads, in the same order.
     sinks: Vec<Sink<T>>,
-    rest: Rest<T>,
+    slices: CallerSlices<T>,
 }
 
 /// Results of the reads that were sent, and their destinations.
-type Answered<A, T> = (Vec<Result<A>>, Vec<Sink<T>>);
+type SentResults<A, T> = (Vec<Result<A>>, Vec<Sink<T>>);
 
 /// State of every read on the side of the caller.
-struct Rest<T: Transport>(Vec<Kept<T>>);
+struct CallerSlices<T: Transport>(Vec<CallerSlice<T>>);
 
 /// Slice that the bytes are copied to, if they are copied. The error holds the reason for which the
 /// read was not sent, and its slice.
-type Kept<T> = Result<Option<SliceMut<T>>, (Error, SliceMut<T>)>;
+type CallerSlice<T> = Result<Option<SliceMut<T>>, (Error, SliceMut<T>)>;
 
-impl<T: Transport> Aim<T> {
-    async fn of(inner: &Inner, slices: Vec<SliceMut<T>>, deadline: &Deadline) -> Self {
-        let mut aim =
-            Self { places: Vec::new(), sinks: Vec::new(), rest: Rest(Vec::with_capacity(slices.len())) };
+impl<T: Transport> ReadPlan<T> {
+    async fn of(inner: &LocalInner, slices: Vec<SliceMut<T>>, deadline: &Deadline) -> Self {
+        let mut plan = Self {
+            ranges: Vec::new(),
+            sinks: Vec::new(),
+            slices: CallerSlices(Vec::with_capacity(slices.len())),
+        };
         for (i, into) in slices.into_iter().enumerate() {
-            aim.rest.0.push(match inner.sink(into, deadline).await {
-                Ok((sink, place, kept)) => {
-                    aim.places.push((i, place));
-                    aim.sinks.push(sink);
-                    Ok(kept)
+            plan.slices.0.push(match inner.sink(into, deadline).await {
+                Ok((sink, range, caller_slice)) => {
+                    plan.ranges.push((i, range));
+                    plan.sinks.push(sink);
+                    Ok(caller_slice)
                 }
                 Err(failed) => Err(failed),
             });
         }
-        aim
+        plan
     }
 }
 
-impl<T: Transport> Rest<T> {
+/// Outcomes of the reads of a part, and the error if the daemon has given none.
+type PartOutcome<R, T> = (Vec<LocalRead<R, T>>, Option<Error>);
+
+impl<T: Transport> CallerSlices<T> {
     /// Combines results with memory. `len` returns the number of bytes of a successful read.
-    fn settle<A, R>(
+    fn combine<A, R>(
         self,
-        answer: Result<Answered<A, T>>,
+        response: Result<SentResults<A, T>>,
         read: impl Fn(A) -> R,
         len: impl Fn(&R) -> usize,
-    ) -> Vec<LocalRead<R, T>> {
-        let (mut ended, failure) = match answer {
+    ) -> PartOutcome<R, T> {
+        let (mut ended, failure) = match response {
             Ok((results, sinks)) => (results.into_iter().zip(sinks), None),
             Err(error) => (Vec::new().into_iter().zip(Vec::new()), Some(error)),
         };
-        let settled = self.0.into_iter().map(|kept| match (kept, &failure) {
+        let combined = self.0.into_iter().map(|caller_slice| match (caller_slice, &failure) {
             (Err((error, into)), _) => LocalRead::failed(error, Some(into)),
-            (Ok(kept), Some(error)) => LocalRead::failed(error.clone(), kept),
-            (Ok(kept), None) => {
+            (Ok(caller_slice), Some(error)) => LocalRead::failed(error.clone(), caller_slice),
+            (Ok(caller_slice), None) => {
                 let Some((result, sink)) = ended.next() else {
-                    return LocalRead::failed(Error::internal("response without an item"), kept);
+                    return LocalRead::failed(Error::internal("response without an item"), caller_slice);
                 };
                 match result.map(&read) {
                     Ok(value) => {
-                        let LocalRead { result, into } = sink.finish(kept, len(&value));
+                        let LocalRead { result, into } = sink.finish(caller_slice, len(&value));
                         LocalRead { result: result.map(|()| value), into }
                     }
-                    Err(error) => LocalRead::failed(error, sink.finish(kept, 0).into),
+                    Err(error) => LocalRead::failed(error, sink.finish(caller_slice, 0).into),
                 }
             }
         });
-        settled.collect()
+        (combined.collect(), failure)
     }
 }
 
-fn listed<K: AsRef<[u8]>>(keys: &[K]) -> Cow<'_, [&[u8]]> {
+/// Splits the items of a batch into parts. `len` returns the number of bytes of an item.
+fn by_parts<I>(items: Vec<I>, len: impl Fn(&I) -> usize) -> Vec<Vec<I>> {
+    let lens: Vec<u64> = items.iter().map(|item| len(item) as u64).collect();
+    let (mut rest, mut parts) = (&lens[..], Vec::new());
+    let mut items = items.into_iter();
+    while !rest.is_empty() {
+        let count = part_len(rest.iter().copied());
+        parts.push(items.by_ref().take(count).collect());
+        rest = &rest[count..];
+    }
+    parts
+}
+
+/// Reads parts of a batch one after the other. After a part without a response of the daemon, the
+/// others have its error, and their memory is returned.
+async fn each_part<I, R, T: Transport, F: Future<Output = PartOutcome<R, T>>>(
+    parts: Vec<Vec<I>>,
+    into: impl Fn(I) -> SliceMut<T>,
+    read: impl Fn(Vec<I>) -> F,
+) -> Vec<LocalRead<R, T>> {
+    let (mut reads, mut failure) = (Vec::new(), None);
+    for part in parts {
+        match &failure {
+            None => {
+                let (ended, error) = read(part).await;
+                reads.extend(ended);
+                failure = error;
+            }
+            Some(error) => {
+                reads.extend(
+                    part.into_iter().map(|one| LocalRead::failed(Error::clone(error), Some(into(one)))),
+                );
+            }
+        }
+    }
+    reads
+}
+
+/// Returns a value that was read, or `None` if the object is lost.
+fn read_or_miss(read: Result<LocalBuf>) -> Result<Option<LocalBuf>> {
+    match read {
+        Err(error) if is_lost(&error) => Ok(None),
+        read => read.map(Some),
+    }
+}
+
+fn key_slices<K: AsRef<[u8]>>(keys: &[K]) -> Cow<'_, [&[u8]]> {
     keys.iter().map(AsRef::as_ref).collect()
 }
 
 /// Returns the result of a batch with one item.
-fn one<R>(mut outcomes: Vec<Result<R>>) -> Result<R> {
+pub(super) fn one<R>(mut outcomes: Vec<Result<R>>) -> Result<R> {
     outcomes.pop().unwrap_or_else(|| Err(Error::internal("response without an item")))
 }

@@ -62,4 +62,6 @@ pub struct LocalStats {
     pub connections: usize,
     /// Number of calls in progress.
     pub calls: usize,
+    /// Number of located objects that shared clients may read parts of.
+    pub located: usize,
 }

@@ -5,22 +5,23 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use mooncake_core::clock::Moment;
 use mooncake_core::fork::ParentOnly;
-use mooncake_core::{Error, Result};
+use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_protocol::call::Response;
 use mooncake_protocol::frame::{self, DEFAULT_MAX_BODY, Parsed, Status};
 use mooncake_protocol::message::*;
 use mooncake_protocol::report::Reported;
 use mooncake_protocol::wire::{Attached, LocatedObject, MemoryRange};
-use mooncake_transport::admission::ConnectionSlot;
+use mooncake_transport::admission::{ConnectionSlot, TransferRate};
 use mooncake_transport::{Slice, SliceMut, Transport};
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::sync::watch;
 
-use super::guest::{Guest, Seat};
-use super::host::{Listed, Owner, set};
+use super::daemon::{ControlRegistration, Daemon};
+use super::shared_client::{CallConnection, SharedClient, wait_until_set};
 use crate::errors::is_lost;
 use crate::payload::PutOutcome;
 use crate::put_options::PutOptions;
@@ -28,13 +29,13 @@ use crate::ranges::RangeRead;
 use crate::state::Client;
 
 /// Timeout for the first call of a new connection.
-pub(super) const INTRODUCTION: Duration = Duration::from_secs(5);
+pub(super) const FIRST_CALL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum size in bytes of a buffer that is kept for the next call.
-const KEPT: usize = 1 << 16;
+const MAX_RETAINED_BUFFER: usize = 1 << 16;
 
 /// State of a connection that its calls use.
 pub(super) struct Session<T: Transport> {
-    pub(super) owner: Arc<Owner<T>>,
+    pub(super) daemon: Arc<Daemon<T>>,
     /// Process and user at the other end, if the kernel reports them.
     pub(super) process: Option<i32>,
     pub(super) user: Option<u32>,
@@ -46,9 +47,9 @@ pub(super) struct Session<T: Transport> {
 /// Use of a connection.
 pub(super) enum Role<T: Transport> {
     /// Control connection of a shared client. It keeps the client registered.
-    Control(Listed<T>),
+    Control(ControlRegistration<T>),
     /// Connection for calls about objects.
-    Calls(Seat<T>),
+    Calls(CallConnection<T>),
 }
 
 impl<T: Transport> Session<T> {
@@ -60,13 +61,13 @@ impl<T: Transport> Session<T> {
         mut stream: ParentOnly<UnixStream>,
         slot: &ConnectionSlot,
     ) -> Result<()> {
-        let mut stopped = self.owner.stopped.subscribe();
-        let mut left = None;
+        let mut stopped = self.daemon.stopped.subscribe();
+        let mut departed = None;
         let (mut inbox, mut outbox) = (Vec::new(), Vec::new());
         loop {
             let limit = match self.role.get() {
-                None => Some(INTRODUCTION),
-                Some(Role::Control(_)) => Some(self.owner.config.silence),
+                None => Some(FIRST_CALL_TIMEOUT),
+                Some(Role::Control(_)) => Some(self.daemon.config.silence),
                 Some(Role::Calls(_)) => None,
             };
             // Control connections are never replaced by others. Their number is limited, and a
@@ -77,44 +78,48 @@ impl<T: Transport> Session<T> {
             let used = tokio::select! {
                 biased;
                 received = receive(&mut stream, &mut inbox, slot) => received?,
-                () = left_or_late(&mut left, limit) => {
-                    if let Some(Role::Control(listed)) = self.role.get() {
-                        tracing::warn!(process = listed.guest.process(), "a local process is silent, and forgotten");
+                () = departed_or_timed_out(&mut departed, limit) => {
+                    if let Some(Role::Control(registration)) = self.role.get() {
+                        tracing::warn!(process = registration.shared_client.process(), "a local process is silent, and forgotten");
                     }
                     return Ok(());
                 }
-                () = set(&mut stopped) => return Ok(()),
+                () = wait_until_set(&mut stopped) => return Ok(()),
             };
             let Some(used) = used.filter(|_| slot.work()) else { return Ok(()) };
-            self.answer(&inbox[..used], &mut outbox).await?;
+            self.handle_request(&inbox[..used], &mut outbox).await?;
             inbox.drain(..used);
-            if left.is_none()
-                && let Some(Role::Calls(seat)) = self.role.get()
+            if departed.is_none()
+                && let Some(Role::Calls(connection)) = self.role.get()
             {
-                left = Some(seat.left());
+                departed = Some(connection.departed());
             }
+            slot.end_transfer();
+            slot.hold(inbox.capacity() + outbox.capacity());
+            let time = TransferRate::DEFAULT.time_for(outbox.len() as u64);
             tokio::select! {
                 biased;
-                sent = stream.write_all(&outbox) => sent?,
-                () = left_or_late(&mut left, limit) => return Ok(()),
+                sent = tokio::time::timeout(time, stream.write_all(&outbox)) => sent.map_err(|_| unread())??,
+                () = departed_or_timed_out(&mut departed, limit) => return Ok(()),
             }
             if self.role.get().is_none() {
                 return Ok(());
             }
             outbox.clear();
-            outbox.shrink_to(KEPT);
-            inbox.shrink_to(KEPT);
+            outbox.shrink_to(MAX_RETAINED_BUFFER);
+            inbox.shrink_to(MAX_RETAINED_BUFFER);
+            slot.hold(inbox.capacity() + outbox.capacity());
         }
     }
 
     /// Handles a request and appends its reply.
-    async fn answer(&self, request: &[u8], out: &mut Vec<u8>) -> Result<()> {
+    async fn handle_request(&self, request: &[u8], out: &mut Vec<u8>) -> Result<()> {
         let Parsed::Whole(request, _) = frame::parse_request(request, DEFAULT_MAX_BODY).map_err(malformed)?
         else {
             return Err(Error::internal("a request that was whole is not any more"));
         };
         let counted = match self.role.get() {
-            Some(Role::Calls(seat)) => Some(seat.call()),
+            Some(Role::Calls(connection)) => Some(connection.call()),
             _ => None,
         };
         let start = frame::begin_reply(out, request.seq);
@@ -130,26 +135,30 @@ impl<T: Transport> Session<T> {
         self.role.set(role).map_err(|_| Error::invalid("the connection has another use already"))
     }
 
+    fn now(&self) -> Moment {
+        self.daemon.client.inner.config.clock.now()
+    }
+
     /// Returns the client of the cluster, on a connection for calls about objects.
     fn client(&self) -> Result<&Client<T>> {
-        self.guest().map(|_| &self.owner.client)
+        self.shared_client().map(|_| &self.daemon.client)
     }
 
     /// Returns the shared client, on a connection for calls about objects.
-    fn guest(&self) -> Result<&Guest<T>> {
+    fn shared_client(&self) -> Result<&SharedClient<T>> {
         match self.role.get() {
-            Some(Role::Calls(seat)) => Ok(&seat.guest),
+            Some(Role::Calls(connection)) => Ok(&connection.shared_client),
             _ => Err(Error::invalid("not a connection for calls about objects")),
         }
     }
 
     fn slice(&self, range: MemoryRange) -> Result<Slice<T>> {
-        let (region, range) = self.guest()?.range(range)?;
+        let (region, range) = self.shared_client()?.range(range)?;
         region.slice(range)
     }
 
     fn slice_mut(&self, range: MemoryRange) -> Result<SliceMut<T>> {
-        let (region, range) = self.guest()?.range(range)?;
+        let (region, range) = self.shared_client()?.range(range)?;
         // SAFETY: the shared client allocates from its own memory and lends no byte of it to two
         // calls. A client that breaks this rule gets a mixture of both values, in its own memory.
         // Code of this module only copies these bytes and never interprets them.
@@ -158,12 +167,16 @@ impl<T: Transport> Session<T> {
 }
 
 /// Waits until the shared client is gone, or until a time limit.
-async fn left_or_late(left: &mut Option<watch::Receiver<bool>>, limit: Option<Duration>) {
-    match (left, limit) {
-        (Some(left), _) => set(left).await,
+async fn departed_or_timed_out(departed: &mut Option<watch::Receiver<bool>>, limit: Option<Duration>) {
+    match (departed, limit) {
+        (Some(departed), _) => wait_until_set(departed).await,
         (None, Some(limit)) => tokio::time::sleep(limit).await,
         (None, None) => pending().await,
     }
+}
+
+fn unread() -> Error {
+    Error::new(ErrorCode::RpcTimeout, "cannot send response: the local process does not read it")
 }
 
 fn malformed(error: frame::FrameError) -> Error {
@@ -183,7 +196,10 @@ async fn receive(
         }
         match frame::parse_request(inbox, DEFAULT_MAX_BODY).map_err(malformed)? {
             Parsed::Whole(_, used) => return Ok(Some(used)),
-            Parsed::Partial(missing) => frame::reserve(inbox, missing),
+            Parsed::Partial(missing) => {
+                frame::reserve(inbox, missing);
+                slot.hold(inbox.capacity());
+            }
         }
         if stream.read_buf(inbox).await? == 0 {
             return Ok(None);
@@ -211,25 +227,38 @@ fn each<R, S>(results: Vec<Result<R>>, convert: impl Fn(R) -> S) -> Vec<Reported
 // Calls about the shared client and its memory.
 handlers! {
     Attach: |session, _| {
-        let listed = session.owner.list(session.process, session.user)?;
-        let config = &session.owner.config;
+        let registration = session.daemon.register(session.process, session.user)?;
+        let config = &session.daemon.config;
         let silence_ms = u32::try_from(config.silence.as_millis()).unwrap_or(u32::MAX);
-        let attached = Attached { guest: listed.id, calls: config.max_calls, silence_ms };
-        session.begin(Role::Control(listed))?;
+        let attached = Attached { guest: registration.id, calls: config.max_calls, silence_ms };
+        session.begin(Role::Control(registration))?;
         Ok(attached)
     };
-    KeepAlive: |_session, _| Ok(());
+    KeepAlive: |session, _| {
+        if let Some(Role::Control(registration)) = session.role.get() {
+            registration.shared_client.remove_expired(session.now());
+        }
+        Ok(())
+    };
     Join: |session, r| {
-        let seat = session.owner.guest(r.guest)?.admit_connection(session.owner.config.max_calls)?;
-        session.begin(Role::Calls(seat))
+        let shared_client = session.daemon.shared_client(r.guest)?;
+        let mut stopped = session.daemon.stopped.subscribe();
+        let connection = tokio::select! {
+            biased;
+            connection = shared_client.admit_connection(session.daemon.config.max_calls) => connection?,
+            () = wait_until_set(&mut stopped) => {
+                return Err(Error::new(ErrorCode::RpcFail, "cannot join: mooncake_client stops"));
+            }
+        };
+        session.begin(Role::Calls(connection))
     };
     ShareMemory: |session, r| {
-        let (owner, file) = (&session.owner, session.file.lock().take());
-        owner.guest(r.guest)?.share(&owner.client, owner.config.max_memory, &r, file)
+        let (daemon, file) = (&session.daemon, session.file.lock().take());
+        daemon.shared_client(r.guest)?.share(&daemon.client, daemon.config.max_memory, &r, file)
     };
     UnshareMemory: |session, r| match session.role.get() {
-        Some(Role::Control(listed)) => {
-            listed.guest.unshare(r.memory);
+        Some(Role::Control(registration)) => {
+            registration.shared_client.unshare(r.memory);
             Ok(())
         }
         _ => Err(Error::invalid("not a control connection")),
@@ -268,20 +297,20 @@ handlers! {
                 outcome => outcome?,
             }
         }
-        let number = if len <= r.into.len { 0 } else { session.guest()?.keep(object) };
+        let number = if len <= r.into.len { 0 } else { session.shared_client()?.store_located(object, session.now()) };
         Ok(Some(LocatedObject { size: len, number }))
     };
     LocateObjects<'a>: |session, r| {
         let located = session.client()?.ranges().locate(&r.keys).await?;
-        let guest = session.guest()?;
-        let keep = |object: crate::Located| LocatedObject { size: object.size(), number: guest.keep(object) };
-        Ok(each(located, |object| object.map(keep)))
+        let (shared_client, now) = (session.shared_client()?, session.now());
+        let to_located = |object: crate::Located| LocatedObject { size: object.size(), number: shared_client.store_located(object, now) };
+        Ok(each(located, |object| object.map(to_located)))
     };
     ReadRanges<'a>: |session, r| {
-        let guest = session.guest()?;
+        let shared_client = session.shared_client()?;
         let (mut reads, mut refused) = (Vec::with_capacity(r.ranges.len()), Vec::new());
         for (at, range) in r.ranges.iter().enumerate() {
-            let read = guest.located(range.object).and_then(|object| {
+            let read = shared_client.located(range.object).and_then(|object| {
                 Ok(RangeRead { object, offset: range.offset, into: session.slice_mut(range.into)? })
             });
             match read {
@@ -289,7 +318,8 @@ handlers! {
                 Err(error) => refused.push((at, error)),
             }
         }
-        let read = session.client()?.ranges().read(reads).await;
+        let ranges = session.client()?.ranges();
+        let read = if r.relocates { ranges.read_current(reads).await } else { ranges.read(reads).await };
         let mut results: Vec<Result<()>> = read.into_iter().map(|read| read.result).collect();
         for (at, error) in refused {
             results.insert(at, Err(error));
@@ -299,14 +329,21 @@ handlers! {
     ObjectsExist<'a>: |session, r| {
         Ok(each(session.client()?.batch_exist(&r.keys).await?, |found| found))
     };
+    RequestPrefetch<'a>: |session, r| {
+        let client = &session.client()?.inner;
+        Ok(client.config.prefetch.on_exist && client.prefetch_later(r.keys.iter().copied()))
+    };
+    ProbeObjects<'a>: |session, r| {
+        Ok(each(session.client()?.batch_probe(&r.keys, r.policy).await?, |found| found))
+    };
     CountPrefixObjects<'a>: |session, r| {
         Ok(session.client()?.replicas().prefix_hits(&r.keys).await? as u64)
     };
     LocatePrefixObjects<'a>: |session, r| {
         let located = session.client()?.ranges().locate_prefix(&r.keys).await?;
-        let guest = session.guest()?;
-        let keep = |object: crate::Located| LocatedObject { size: object.size(), number: guest.keep(object) };
-        Ok(located.into_iter().map(keep).collect())
+        let (shared_client, now) = (session.shared_client()?, session.now());
+        let to_located = |object: crate::Located| LocatedObject { size: object.size(), number: shared_client.store_located(object, now) };
+        Ok(located.into_iter().map(to_located).collect())
     };
     ListPrefixReplicas<'a>: |session, r| {
         session.client()?.replicas().list_prefix(&r.keys).await

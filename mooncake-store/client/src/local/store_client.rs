@@ -8,14 +8,18 @@ use mooncake_core::memory::{HostMemory, HostMemoryOptions, MemorySource};
 use mooncake_core::replica::{ReplicaList, ReplicateConfig};
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_engine::transport_set::TransportSet;
+use mooncake_protocol::api::ProbePolicy;
 use mooncake_protocol::wire::TaskInfo;
 use mooncake_transport::{Region, Slice, SliceMut, Transport};
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::client::LocalClient;
 use super::objects::{LocalRead, LocatedLocal};
+use crate::batch_parts::PART_OBJECTS;
+use crate::exist_options::ExistOptions;
 use crate::located::Located;
-use crate::metrics::{Begun, Operation};
+use crate::metrics::{Operation, StartedCall};
 use crate::payload::PutOutcome;
 use crate::put_options::PutOptions;
 use crate::ranges::RangeRead;
@@ -88,6 +92,16 @@ impl<T: Transport> StoreClient<T> {
         exist(key: impl AsRef<[u8]>) -> Result<bool> = exist;
         /// Returns for each key whether it can be read now.
         batch_exist(keys: &[impl AsRef<[u8]>]) -> Result<Vec<Result<bool>>> = batch_exist;
+        /// Returns whether the key can be read now, with these settings.
+        exist_with(key: impl AsRef<[u8]>, options: &ExistOptions) -> Result<bool> = exist_with;
+        /// Returns for each key whether it can be read now, with these settings.
+        batch_exist_with(keys: &[impl AsRef<[u8]>], options: &ExistOptions) -> Result<Vec<Result<bool>>>
+            = batch_exist_with;
+        /// Returns whether the key can be read now, without a lease.
+        probe(key: impl AsRef<[u8]>) -> Result<bool> = probe;
+        /// Returns for each key whether it can be read now. Objects get a lease only as the policy
+        /// says.
+        batch_probe(keys: &[impl AsRef<[u8]>], policy: ProbePolicy) -> Result<Vec<Result<bool>>> = batch_probe;
         /// Returns the number of keys from the front that can be read now, and grants leases on
         /// these objects.
         prefix_hits(keys: &[impl AsRef<[u8]>]) -> Result<usize> = replicas.prefix_hits;
@@ -144,6 +158,17 @@ impl<T: Transport> StoreClient<T> {
         })
     }
 
+    /// Returns half of the time for which the lease on a located object lasts from now on. Returns
+    /// zero for an object of a shared client, whose lease is not known here.
+    pub fn half_lease(&self, object: &StoreObject) -> Duration {
+        match (self, object) {
+            (Self::Full(client), StoreObject::Full(object)) => {
+                object.lease().since(client.inner.config.clock.now()) / 2
+            }
+            _ => Duration::ZERO,
+        }
+    }
+
     /// Returns the objects of the keys from the front that can be read now, each with a lease.
     ///
     /// # Errors
@@ -162,6 +187,17 @@ impl<T: Transport> StoreClient<T> {
     /// Reads ranges of located objects. The result of an object that the other kind of client
     /// located is `LEASE_EXPIRED`.
     pub async fn read_ranges(&self, reads: Vec<StoreRange<T>>) -> Vec<LocalRead<(), T>> {
+        self.read_ranges_as(reads, false).await
+    }
+
+    /// Reads ranges like [`read_ranges`](Self::read_ranges), of objects that the same operation has
+    /// located. An object whose lease has ended is located again, as by
+    /// [`ClientRanges::read_current`](crate::ClientRanges::read_current).
+    pub async fn read_current_ranges(&self, reads: Vec<StoreRange<T>>) -> Vec<LocalRead<(), T>> {
+        self.read_ranges_as(reads, true).await
+    }
+
+    async fn read_ranges_as(&self, reads: Vec<StoreRange<T>>, relocates: bool) -> Vec<LocalRead<(), T>> {
         let stale = |into| {
             let text = "cannot read object: another client located it; locate it again";
             LocalRead { result: Err(Error::new(ErrorCode::LeaseExpired, text)), into: Some(into) }
@@ -176,9 +212,13 @@ impl<T: Transport> StoreClient<T> {
         }
         let mut ended = match self {
             Self::Full(client) => {
-                let read = client.ranges().read(own).await.into_iter();
-                read.map(|read| LocalRead { result: read.result, into: Some(read.into) }).collect()
+                let ranges = client.ranges();
+                let read = if relocates { ranges.read_current(own).await } else { ranges.read(own).await };
+                read.into_iter()
+                    .map(|read| LocalRead { result: read.result, into: Some(read.into) })
+                    .collect()
             }
+            Self::Ipc(client) if relocates => client.read_current_ranges(shared).await,
             Self::Ipc(client) => client.read_ranges(shared).await,
         };
         for (at, read) in refused {
@@ -228,8 +268,8 @@ impl<T: Transport> StoreClient<T> {
         if operation.replaces() {
             options = options.upsert();
         }
-        let begun = self.begin(operation);
-        let outcomes = self.counted(begun, self.batch_put_pieces(items, &options)).await?;
+        let started = self.begin(operation);
+        let outcomes = self.counted(started, self.batch_put_pieces(items, &options)).await?;
         Ok(outcomes.into_iter().map(|outcome| outcome.map(drop)).collect())
     }
 
@@ -244,19 +284,20 @@ impl<T: Transport> StoreClient<T> {
         values: impl IntoIterator<Item = (K, Result<Vec<Slice<T>>>)>,
         mut config: ReplicateConfig,
     ) -> Result<Vec<Result<()>>> {
-        let groups = config.group_ids.take();
-        let (mut refused, mut items, mut kept) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut refused, mut items, mut valid) = (Vec::new(), Vec::new(), Vec::new());
         for (at, (key, pieces)) in values.into_iter().enumerate() {
             match pieces {
                 Ok(pieces) => {
-                    kept.extend(groups.as_ref().and_then(|groups| groups.get(at)).cloned());
+                    valid.push(at);
                     items.push((key, pieces));
                     refused.push(None);
                 }
                 Err(error) => refused.push(Some(error)),
             }
         }
-        config.group_ids = groups.map(|_| kept);
+        if valid.len() < refused.len() && config.has_lists() {
+            config = config.of_keys(valid.iter().copied(), refused.len());
+        }
         let mut written = self.write(operation, &items, config).await?.into_iter();
         let outcome = |refused: Option<Error>| match refused {
             Some(error) => Err(error),
@@ -306,6 +347,15 @@ impl<T: Transport> StoreClient<T> {
         }
     }
 
+    /// Returns the maximum number of objects that a call locates before it reads them. Leases last
+    /// for a limited time, and the daemon of a shared client keeps only the last objects.
+    pub fn located_at_once(&self) -> usize {
+        match self {
+            Self::Full(_) => PART_OBJECTS,
+            Self::Ipc(_) => super::objects::LOCATED_AT_ONCE,
+        }
+    }
+
     /// Returns the name in the cluster, which is empty for a shared client.
     pub fn hostname(&self) -> &str {
         self.as_full().map_or("", Client::hostname)
@@ -331,8 +381,12 @@ impl<T: Transport> StoreClient<T> {
     /// Returns `BUFFER_OVERFLOW` if the host has too little free memory.
     pub fn allocate(&self, len: usize) -> Result<HostMemory> {
         match self {
-            Self::Full(client) => HostMemory::with(len, &client.config().memory),
+            Self::Full(client) => {
+                client.config().check_allocation(len)?;
+                HostMemory::with(len, &client.config().memory)
+            }
             Self::Ipc(client) => {
+                client.inner.check_allocation(len)?;
                 let shared = Some("mooncake_shm".to_owned());
                 HostMemory::with(len, &HostMemoryOptions { shared, ..client.config().memory.clone() })
             }
@@ -354,14 +408,14 @@ impl<T: Transport> StoreClient<T> {
 
     /// Begins to measure a call that consists of several operations. The operations of a shared
     /// client are counted by `mooncake_client`, which makes them.
-    pub fn begin(&self, operation: Operation) -> Option<Begun> {
+    pub fn begin(&self, operation: Operation) -> Option<StartedCall> {
         self.as_full().map(|client| client.status().begin(operation))
     }
 
-    /// Runs operations that are counted as the call `begun`.
-    pub async fn counted<F: Future>(&self, begun: Option<Begun>, calls: F) -> F::Output {
-        match (self, begun) {
-            (Self::Full(client), Some(begun)) => client.status().counted(begun, calls).await,
+    /// Runs operations that are counted as the call `started`.
+    pub async fn counted<F: Future>(&self, started: Option<StartedCall>, calls: F) -> F::Output {
+        match (self, started) {
+            (Self::Full(client), Some(started)) => client.status().counted(started, calls).await,
             _ => calls.await,
         }
     }

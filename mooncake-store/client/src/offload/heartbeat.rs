@@ -1,7 +1,9 @@
 //! Heartbeat of a disk. It writes the objects that the master wants on disk, brings back those that
 //! the master wants in memory, and reports to the master.
 
+mod prefetch;
 mod promote;
+mod verify;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -10,48 +12,49 @@ use std::time::Duration;
 
 use futures::{StreamExt, future};
 use mooncake_core::ids::ReplicaId;
-use mooncake_core::replica::{ReplicaStatus, ReplicaType};
+use mooncake_core::replica::ReplicaStatus;
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_disk::Put;
 use mooncake_transport::{Slice, Transport};
 use tokio::sync::watch;
 
 use self::promote::promote;
-use crate::buffers::COPIED_AT_ONCE;
+use self::verify::Verifier;
+use crate::buffers::COPY_CHUNK;
 use crate::deadline::Deadline;
 use crate::disk::own::{Disk, Running, open, split};
 use crate::disk::scoped;
-use crate::errors::shown;
+use crate::errors::display_key;
 use crate::state::{Client, Inner};
 use mooncake_protocol::message::{
-    FetchDiskWork, MountLocalDiskSegment, NotifyOffloadSuccess, OffloadObjectHeartbeat, PollRemoveAll,
-    ReportSsdCapacity, UnmountLocalDiskSegment,
+    FetchDiskWork, MountLocalDiskSegment, OffloadObjectHeartbeat, PollRemoveAll, ReportSsdCapacity,
+    UnmountLocalDiskSegment,
 };
 use mooncake_protocol::server::RunningServer;
 use mooncake_protocol::wire::{DiskWork, OffloadItem, StoredAt};
 
 /// Maximum number of objects that are copied out of memory and reported together.
-const TOGETHER: usize = 256;
+const MAX_BATCH: usize = 256;
 /// Maximum number of bytes that are copied together, unless a single object has more.
-const BYTES_TOGETHER: i64 = 32 << 20;
+const MAX_BATCH_BYTES: i64 = 32 << 20;
 /// Number of objects that are written concurrently.
-const WRITES: usize = 8;
+const MAX_CONCURRENT_WRITES: usize = 8;
 /// Number of objects in one announcement.
-const ANNOUNCED: usize = 4096;
+const MAX_ANNOUNCED: usize = 4096;
 /// Number of attempts to copy an object whose copy outlasts its lease, and to send a report.
-const TRIES: usize = 3;
+const MAX_ATTEMPTS: usize = 3;
 /// Interval of the search for expired loans.
-const SWEEP: Duration = Duration::from_millis(250);
+const SWEEP_INTERVAL: Duration = Duration::from_millis(250);
 
 /// State of the heartbeat of a disk.
 #[derive(Debug, Default)]
-struct Beat {
+struct DiskHeartbeat {
     /// True if the master knows the disk and its objects.
     offered: bool,
     /// Number of the last response whose work is finished.
     done: u64,
     /// True if the master does not number its responses.
-    plain: bool,
+    unnumbered: bool,
     /// True if an object was written, so that the master may have more work.
     busy: bool,
     /// Objects that left the disk by themselves and that were not reported to the master yet.
@@ -64,15 +67,15 @@ async fn run<T: Transport>(
     client: Weak<Inner<T>>,
     disk: Arc<Disk<T>>,
     server: Option<RunningServer>,
-    mut state: Beat,
+    mut state: DiskHeartbeat,
     mut closed: watch::Receiver<bool>,
 ) {
     loop {
         let Some(strong) = client.upgrade() else { break };
         // A master that numbers its responses can be asked as often as it is pinged.
-        let often = if state.plain { disk.config.interval } else { strong.config.ping_interval };
+        let interval = if state.unnumbered { disk.config.interval } else { strong.config.ping_interval };
         drop(strong);
-        let pause = if state.busy { Duration::ZERO } else { often.min(disk.config.interval) };
+        let pause = if state.busy { Duration::ZERO } else { interval.min(disk.config.interval) };
         let pause = tokio::time::sleep(pause);
         tokio::select! {
             // An error means that the sender and the client are gone.
@@ -101,14 +104,18 @@ async fn sweep<T: Transport>(disk: Arc<Disk<T>>, mut closed: watch::Receiver<boo
     loop {
         tokio::select! {
             _ = closed.wait_for(|closed| *closed) => return,
-            () = tokio::time::sleep(SWEEP) => disk.take_back_overdue(),
+            () = tokio::time::sleep(SWEEP_INTERVAL) => disk.end_expired_loans(),
         }
     }
 }
 
 /// Offers the disk to the master and announces its objects.
-async fn offer<T: Transport>(client: &Arc<Inner<T>>, disk: &Arc<Disk<T>>, state: &mut Beat) -> Result<()> {
-    *state = Beat { departed: std::mem::take(&mut state.departed), ..Beat::default() };
+async fn offer<T: Transport>(
+    client: &Arc<Inner<T>>,
+    disk: &Arc<Disk<T>>,
+    state: &mut DiskHeartbeat,
+) -> Result<()> {
+    *state = DiskHeartbeat { departed: std::mem::take(&mut state.departed), ..DiskHeartbeat::default() };
     let (master, id) = (&client.master, client.id);
     let mount = master.call(MountLocalDiskSegment { client: id, enabled: true });
     client.deadline().bound("offering a disk", mount).await?;
@@ -122,15 +129,15 @@ async fn offer<T: Transport>(client: &Arc<Inner<T>>, disk: &Arc<Disk<T>>, state:
     let begin = master.call(FetchDiskWork { client: id, begin: true, done: 0 });
     match client.deadline().bound("heartbeat of a disk", begin).await {
         Ok(work) => disk.tenants.store(work.tenants, Relaxed),
-        Err(error) if error.code() == ErrorCode::NotSupported => state.plain = true,
+        Err(error) if error.code() == ErrorCode::NotSupported => state.unnumbered = true,
         Err(error) => return Err(error),
     }
     let listing = disk.listing();
-    for some in listing.chunks(ANNOUNCED) {
-        let (items, places): (Vec<_>, Vec<_>) =
-            some.iter().map(|(key, len)| disk.stored(key, len.cast_signed())).unzip();
-        let (offloaded, places) = (items.into(), places.into());
-        let report = master.call(NotifyOffloadSuccess { client: id, offloaded, places });
+    for chunk in listing.chunks(MAX_ANNOUNCED) {
+        let (items, locations): (Vec<_>, Vec<_>) =
+            chunk.iter().map(|(key, len)| disk.stored(key, len.cast_signed())).unzip();
+        let work = Some(0).filter(|_| !state.unnumbered);
+        let report = master.report_offloaded(id, work, &items, &locations);
         client.deadline().bound("announcing a disk", report).await?;
     }
     tracing::info!(client = %id, objects = listing.len(), "disk offered");
@@ -138,7 +145,11 @@ async fn offer<T: Transport>(client: &Arc<Inner<T>>, disk: &Arc<Disk<T>>, state:
     Ok(())
 }
 
-async fn beat<T: Transport>(client: &Arc<Inner<T>>, disk: &Arc<Disk<T>>, state: &mut Beat) -> Result<()> {
+async fn beat<T: Transport>(
+    client: &Arc<Inner<T>>,
+    disk: &Arc<Disk<T>>,
+    state: &mut DiskHeartbeat,
+) -> Result<()> {
     if !disk.is_usable().await {
         return Ok(());
     }
@@ -146,18 +157,18 @@ async fn beat<T: Transport>(client: &Arc<Inner<T>>, disk: &Arc<Disk<T>>, state: 
         if !state.offered {
             offer(client, disk, state).await?;
         }
-        let work = match ask(client, disk, state).await {
+        let work = match fetch_work(client, disk, state).await {
             // The master is a new one, or this client has expired there.
             Err(error) if error.code() == ErrorCode::SegmentNotFound => {
                 offer(client, disk, state).await?;
-                ask(client, disk, state).await?
+                fetch_work(client, disk, state).await?
             }
             work => work?,
         };
         let more = !work.dropped.is_empty();
         let before = disk.counts.offloaded.load(Relaxed);
         let number = work.number;
-        see_to(client, disk, work).await?;
+        execute(client, disk, work, state.unnumbered).await?;
         state.done = number;
         state.busy |= disk.counts.offloaded.load(Relaxed) > before;
         if !more {
@@ -173,24 +184,24 @@ async fn beat<T: Transport>(client: &Arc<Inner<T>>, disk: &Arc<Disk<T>>, state: 
 }
 
 /// Requests work from the master, and acknowledges the work of the previous response.
-async fn ask<T: Transport>(
+async fn fetch_work<T: Transport>(
     client: &Arc<Inner<T>>,
     disk: &Arc<Disk<T>>,
-    state: &mut Beat,
+    state: &mut DiskHeartbeat,
 ) -> Result<DiskWork> {
     let (master, id) = (&client.master, client.id);
-    if !state.plain {
-        let ask = master.call(FetchDiskWork { client: id, begin: false, done: state.done });
-        let work = client.deadline().bound("request for disk work", ask).await?;
+    if !state.unnumbered {
+        let call = master.call(FetchDiskWork { client: id, begin: false, done: state.done });
+        let work = client.deadline().bound("request for disk work", call).await?;
         disk.tenants.store(work.tenants, Relaxed);
         return Ok(work);
     }
     // This request comes first, so that clearing the disk affects no object that the master sends
     // afterwards.
-    let ask = master.call(PollRemoveAll { client: id });
-    let clear = client.deadline().bound("whether the disk is to be emptied", ask).await?;
-    let ask = master.call(OffloadObjectHeartbeat { client: id, enabled: true });
-    let write = client.deadline().bound("request for objects to offload", ask).await;
+    let call = master.call(PollRemoveAll { client: id });
+    let clear = client.deadline().bound("whether the disk is to be emptied", call).await?;
+    let call = master.call(OffloadObjectHeartbeat { client: id, enabled: true });
+    let write = client.deadline().bound("request for objects to offload", call).await;
     // The master sends the request to clear the disk only once, so an error of the second request
     // must not discard it.
     match write {
@@ -199,15 +210,20 @@ async fn ask<T: Transport>(
     }
 }
 
-async fn see_to<T: Transport>(client: &Arc<Inner<T>>, disk: &Arc<Disk<T>>, work: DiskWork) -> Result<()> {
+async fn execute<T: Transport>(
+    client: &Arc<Inner<T>>,
+    disk: &Arc<Disk<T>>,
+    work: DiskWork,
+    is_unnumbered: bool,
+) -> Result<()> {
     if work.clear {
         let emptied = disk.clone();
         let all = async move { emptied.store.remove_where(|_| true).await };
-        let gone = disk.work(all).await?;
-        tracing::info!(client = %client.id, objects = gone, "disk emptied");
+        let removed = disk.work(all).await?;
+        tracing::info!(client = %client.id, objects = removed, "disk emptied");
     }
     remove(disk, work.dropped.iter().map(|item| scoped(&item.tenant, &item.key)).collect()).await?;
-    write_out(client, disk, work.write).await
+    write_out(client, disk, Some(work.number).filter(|_| !is_unnumbered), work.write).await
 }
 
 /// Makes objects unreadable on the disk. The disk may finish after this call has timed out.
@@ -223,7 +239,7 @@ async fn remove<T: Transport>(disk: &Arc<Disk<T>>, keys: Vec<Vec<u8>>) -> Result
 async fn report_departed<T: Transport>(
     client: &Arc<Inner<T>>,
     disk: &Disk<T>,
-    state: &mut Beat,
+    state: &mut DiskHeartbeat,
 ) -> Result<()> {
     state.departed.extend(disk.store.take_departed());
     // Some of these objects may be on the disk again.
@@ -234,59 +250,62 @@ async fn report_departed<T: Transport>(
         by_tenant.entry(tenant).or_default().push(key);
     }
     for (tenant, keys) in by_tenant {
-        for some in keys.chunks(ANNOUNCED) {
-            let tell = client.master.drop_from_disk(client.id, tenant, some, ReplicaType::LocalDisk);
-            client.deadline().bound("report of objects evicted from disk", tell).await?;
+        for chunk in keys.chunks(MAX_ANNOUNCED) {
+            let work = Some(state.done).filter(|_| !state.unnumbered);
+            let call = client.master.report_dropped(client.id, work, tenant, chunk);
+            client.deadline().bound("report of objects evicted from disk", call).await?;
         }
     }
     state.departed.clear();
     Ok(())
 }
 
-/// Writes the objects that the master wants on disk, and reports the results. While some objects
-/// are written, the next ones are copied out of memory.
+/// Writes the objects that the master wants on disk, and reports the results under the number of
+/// the work. While some objects are written, the next ones are copied out of memory.
 async fn write_out<T: Transport>(
     client: &Arc<Inner<T>>,
     disk: &Arc<Disk<T>>,
+    work: Option<u64>,
     items: Vec<OffloadItem>,
 ) -> Result<()> {
     let mut rest = &items[..];
     let (mut copied, mut puts) = (&rest[..0], Vec::new());
     loop {
-        let (some, others) = rest.split_at(together(rest));
-        rest = others;
-        let writing = futures::stream::iter(puts).map(|put| write(disk, put)).buffered(WRITES);
-        let (written, next) = future::join(writing.collect::<Vec<_>>(), copies(client, disk, some)).await;
+        let (batch, later) = rest.split_at(leading_batch_len(rest));
+        rest = later;
+        let writing = futures::stream::iter(puts).map(|put| write(disk, put)).buffered(MAX_CONCURRENT_WRITES);
+        let (written, next) = future::join(writing.collect::<Vec<_>>(), copies(client, disk, batch)).await;
         if !copied.is_empty() {
-            report(client, disk, copied, &written).await?;
+            report(client, disk, work, copied, &written).await?;
         }
-        if some.is_empty() {
+        if batch.is_empty() {
             return Ok(());
         }
-        (copied, puts) = (some, next);
+        (copied, puts) = (batch, next);
     }
 }
 
 /// Returns the number of leading items that are copied together. All of them have the same tenant.
-fn together(items: &[OffloadItem]) -> usize {
+fn leading_batch_len(items: &[OffloadItem]) -> usize {
     let Some(first) = items.first() else { return 0 };
     let mut bytes = 0i64;
     let fits = |item: &&OffloadItem| {
         let alone = bytes == 0;
         bytes = bytes.saturating_add(item.size.max(1));
-        item.tenant == first.tenant && (alone || bytes <= BYTES_TOGETHER)
+        item.tenant == first.tenant && (alone || bytes <= MAX_BATCH_BYTES)
     };
-    items.iter().take(TOGETHER).take_while(fits).count().max(1)
+    items.iter().take(MAX_BATCH).take_while(fits).count().max(1)
 }
 
 /// Reports which objects are on the disk now, and which are not.
 async fn report<T: Transport>(
     client: &Arc<Inner<T>>,
     disk: &Arc<Disk<T>>,
+    work: Option<u64>,
     items: &[OffloadItem],
     written: &[bool],
 ) -> Result<()> {
-    let mut places = Vec::with_capacity(items.len());
+    let mut locations = Vec::with_capacity(items.len());
     let mut unwritten = Vec::new();
     for (item, written) in items.iter().zip(written) {
         let key = scoped(&item.tenant, &item.key);
@@ -297,45 +316,42 @@ async fn report<T: Transport>(
             disk.counts.refused.fetch_add(1, Relaxed);
             unwritten.push(key.clone());
         }
-        places.push(disk.stored(&key, if *written { item.size } else { -1 }).1);
+        locations.push(disk.stored(&key, if *written { item.size } else { -1 }).1);
     }
     // An older value of the key must not be found in place of the missing one.
     remove(disk, unwritten).await?;
-    tell(client, items, &places).await
+    report_offloaded(client, work, items, &locations).await
 }
 
 /// Reports written objects to the master. The report is repeated if the response is lost.
-async fn tell<T: Transport>(
+async fn report_offloaded<T: Transport>(
     client: &Arc<Inner<T>>,
+    work: Option<u64>,
     items: &[OffloadItem],
-    places: &[StoredAt],
+    locations: &[StoredAt],
 ) -> Result<()> {
-    let mut told = Ok(());
-    for _ in 0..TRIES {
-        let report = client.master.call(NotifyOffloadSuccess {
-            client: client.id,
-            offloaded: items.into(),
-            places: places.into(),
-        });
-        told = client.deadline().bound("report of offloaded objects", report).await;
-        match &told {
+    let mut outcome = Ok(());
+    for _ in 0..MAX_ATTEMPTS {
+        let report = client.master.report_offloaded(client.id, work, items, locations);
+        outcome = client.deadline().bound("report of offloaded objects", report).await;
+        match &outcome {
             Err(error) if error.code() != ErrorCode::SegmentNotFound => {}
             _ => break,
         }
     }
-    told
+    outcome
 }
 
 async fn write<T: Transport>(disk: &Arc<Disk<T>>, put: Option<Put>) -> bool {
-    let Some(put) = put.filter(|_| !disk.is_behind()) else { return false };
+    let Some(put) = put.filter(|_| !disk.is_overdue()) else { return false };
     let late = Arc::new(AtomicBool::new(false));
-    let (to, was_late) = (disk.clone(), late.clone());
+    let (target, was_late) = (disk.clone(), late.clone());
     let written = disk.work(async move {
         let key = put.key().clone();
-        to.store.put(put).await?;
+        target.store.put(put).await?;
         if was_late.load(Relaxed) {
             // The master has already received the report that the object is not on the disk.
-            to.store.remove([key]).await;
+            target.store.remove([key]).await;
         }
         Ok::<_, Error>(())
     });
@@ -358,50 +374,50 @@ async fn copies<T: Transport>(
 ) -> Vec<Option<Put>> {
     let tenant = items.first().map_or("", |first| &first.tenant);
     let mut puts: Vec<Option<Put>> = items.iter().map(|_| None).collect();
-    let mut wanted: Vec<usize> = (0..items.len()).collect();
-    for _ in 0..TRIES {
-        if wanted.is_empty() {
+    let mut pending: Vec<usize> = (0..items.len()).collect();
+    for _ in 0..MAX_ATTEMPTS {
+        if pending.is_empty() {
             break;
         }
-        let keys: Vec<&[u8]> = wanted.iter().map(|&i| &*items[i].key).collect();
-        let asked = client.config.clock.now();
+        let keys: Vec<&[u8]> = pending.iter().map(|&i| &*items[i].key).collect();
+        let requested_at = client.config.clock.now();
         // No replica is named, so the only read of an object is left to its reader.
-        let named = vec![ReplicaId(0); keys.len()];
-        let call = client.master.locate_again(tenant, &keys, &named);
-        let answers = match client.deadline().bound("replica list", call).await {
-            Ok(answers) => answers,
+        let replicas = vec![ReplicaId(0); keys.len()];
+        let call = client.master.locate_again(tenant, &keys, &replicas);
+        let results = match client.deadline().bound("replica list", call).await {
+            Ok(results) => results,
             Err(error) => {
                 tracing::debug!(client = %client.id, "nothing is written to disk: {error}");
                 break;
             }
         };
         let mut again = Vec::new();
-        for (&i, answer) in wanted.iter().zip(answers) {
+        for (&i, result) in pending.iter().zip(results) {
             let item = &items[i];
-            let Ok(list) = answer else { continue };
+            let Ok(list) = result else { continue };
             let complete = list.replicas.iter().filter(|replica| replica.status == ReplicaStatus::Complete);
             let own = complete.filter_map(|replica| client.own_bytes(replica)).next();
             let Some(own) = own.filter(|own| own.len() as i64 == item.size) else { continue };
             match copy(disk, &scoped(tenant, &item.key), &own).await {
                 // The lease covered the whole copy, so the bytes belonged to the object until the
                 // end.
-                Ok(put) if client.config.clock.now() < asked.after(list.lease) => puts[i] = Some(put),
+                Ok(put) if client.config.clock.now() < requested_at.after(list.lease) => puts[i] = Some(put),
                 Ok(_) => again.push(i),
-                Err(error) => tracing::warn!(key = %shown(&item.key), "not written to disk: {error}"),
+                Err(error) => tracing::warn!(key = %display_key(&item.key), "not written to disk: {error}"),
             }
         }
-        wanted = again;
+        pending = again;
     }
     puts
 }
 
 async fn copy<T: Transport>(disk: &Disk<T>, key: &[u8], from: &Slice<T>) -> Result<Put> {
     let mut put = disk.store.value(key, from.len())?;
-    for (part, into) in put.value().chunks_mut(COPIED_AT_ONCE).enumerate() {
+    for (part, into) in put.value().chunks_mut(COPY_CHUNK).enumerate() {
         if part > 0 {
             tokio::task::yield_now().await;
         }
-        from.copy_to(part * COPIED_AT_ONCE, into)?;
+        from.copy_to(part * COPY_CHUNK, into)?;
     }
     Ok(put)
 }
@@ -411,11 +427,13 @@ impl<T: Transport> Disk<T> {
     fn stored(&self, key: &[u8], len: i64) -> (OffloadItem, StoredAt) {
         let (tenant, own) = split(key);
         let item = OffloadItem { tenant: tenant.into(), key: own.into(), size: len };
-        // The position inside the file is private to this client.
+        // The position inside the file is private to this client. Its fields name the value
+        // instead, so that the master recognizes it when the next process finds it.
+        let (store, number) = self.store.identity(key).unwrap_or_default();
+        let (bucket, offset) = (store.cast_signed(), number.cast_signed());
         let key_size = i64::try_from(own.len()).unwrap_or(i64::MAX);
-        let place =
-            StoredAt { bucket: 0, offset: 0, key_size, data_size: len, endpoint: self.endpoint.clone() };
-        (item, place)
+        let location = StoredAt { bucket, offset, key_size, data_size: len, endpoint: self.endpoint.clone() };
+        (item, location)
     }
 }
 
@@ -424,8 +442,11 @@ impl<T: Transport> Client<T> {
     pub(crate) async fn start_disk(&self) -> Result<()> {
         let inner = &self.inner;
         let Some(config) = inner.config.offload.clone() else { return Ok(()) };
-        let (disk, server) = open(config, &inner.engine, &inner.endpoint).await?;
-        let mut state = Beat::default();
+        let verifier = Arc::new(Verifier(Arc::downgrade(inner)));
+        let prefetches = inner.prefetches.clone();
+        let (disk, server) =
+            open(config, &inner.engine, &inner.endpoint, inner.bound, verifier, prefetches).await?;
+        let mut state = DiskHeartbeat::default();
         offer(inner, &disk, &mut state).await.map_err(|error| match error.code() {
             ErrorCode::UnableOffload => Error::new(
                 ErrorCode::UnableOffload,
@@ -435,10 +456,11 @@ impl<T: Transport> Client<T> {
         })?;
         let (stop, stopped) = watch::channel(false);
         let sweeping = sweep(disk.clone(), stopped.clone());
+        let prefetching = prefetch::run(Arc::downgrade(inner), disk.clone(), stopped.clone());
         let running = run(Arc::downgrade(inner), disk.clone(), server, state, stopped);
         let last = disk.clone();
         let task = inner.runtime.spawn(async move {
-            tokio::join!(sweeping, running);
+            tokio::join!(sweeping, prefetching, running);
             drop_disk(last).await;
         });
         *inner.disk.lock() = Some(Running { disk, stop, task });

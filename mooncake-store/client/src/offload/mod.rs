@@ -5,5 +5,7 @@ mod borrow;
 mod file_replicas;
 #[cfg_attr(not(feature = "disk"), path = "heartbeat/absent.rs")]
 mod heartbeat;
+mod prefetch;
 
-pub(crate) use self::file_replicas::{FileGrant, FilePut, is_gone};
+pub(crate) use self::file_replicas::{FileGrant, FilePut, is_missing_file};
+pub use self::prefetch::Prefetch;

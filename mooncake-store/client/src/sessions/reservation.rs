@@ -1,25 +1,24 @@
 //! Reserved space, and ranges to write to it.
 
-use mooncake_core::replica::MemoryLocation;
+use mooncake_core::replica::ReplicateConfig;
 use mooncake_core::{Error, ErrorCode};
-use mooncake_transport::engine::LookUps;
 use mooncake_transport::{Slice, Transport};
 use std::sync::Arc;
 
 use super::written::Written;
-use crate::attempt::Attempt;
-use crate::errors::shown;
+use crate::errors::display_key;
 
 /// Space granted for an object that cannot be read yet.
 #[derive(Debug)]
 pub struct Reservation {
     pub(crate) key: Vec<u8>,
     pub(crate) size: u64,
-    pub(crate) replicas: Vec<MemoryLocation>,
-    pub(crate) attempt: Attempt,
-    /// Look-ups that the engine had made before the master was last asked for the space.
-    pub(crate) known: LookUps,
-    /// State of the writes, shared with the tasks that wait for the transfers of dropped calls.
+    /// Options of the call that requested the space.
+    pub(super) config: Arc<ReplicateConfig>,
+    /// Index of the object in this call, and the number of its objects.
+    pub(super) item: (usize, usize),
+    /// Space and state of the writes, shared with the tasks that wait for the transfers of dropped
+    /// calls.
     pub(super) written: Arc<Written>,
 }
 
@@ -57,5 +56,14 @@ pub struct RangeWrite<'a, T: Transport> {
 }
 
 pub(crate) fn refused(key: &[u8], why: &'static str) -> Error {
-    Error::new(ErrorCode::UnavailableInCurrentStatus, why).context(shown(key))
+    Error::new(ErrorCode::UnavailableInCurrentStatus, why).context(display_key(key))
+}
+
+/// Returns the error for space that the master may have reclaimed.
+pub(super) fn too_old(key: &[u8]) -> Error {
+    Error::new(
+        ErrorCode::UnavailableInCurrentStatus,
+        "the space was reserved so long ago that the master may have taken it back",
+    )
+    .context(display_key(key))
 }

@@ -7,17 +7,39 @@
 //! left to the master.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use mooncake_core::Result;
 use mooncake_core::fault_injection::is_planted;
+use mooncake_core::replica::MemoryLocation;
+use mooncake_transport::engine::LookUps;
 use parking_lot::Mutex;
 
-/// State of the writes of one reservation.
-#[derive(Debug, Default)]
-pub(super) struct Written(Mutex<State>);
+use crate::attempt::Attempt;
 
-#[derive(Debug, Default)]
-struct State {
+/// State of the writes of one reservation.
+#[derive(Debug)]
+pub(super) struct Written(Mutex<WriteState>);
+
+/// Space that the master has granted for an object.
+#[derive(Debug)]
+pub(super) struct GrantedSpace {
+    pub(super) replicas: Vec<MemoryLocation>,
+    pub(super) attempt: Attempt,
+    /// Look-ups that the engine had made before the master was last asked for the space.
+    pub(super) look_ups: LookUps,
+}
+
+/// Begun write: its number, and the space that it writes to.
+pub(super) type StartedWrite = (u64, Arc<GrantedSpace>);
+
+#[derive(Debug)]
+struct WriteState {
+    space: Arc<GrantedSpace>,
+    /// True if a write has succeeded. The space can no longer be replaced by another.
+    has_bytes: bool,
+    /// True while the space is replaced. No write begins meanwhile.
+    moves: bool,
     unwritten: Vec<Unwritten>,
     /// Number of the last step. The beginning and the end of a write are one step each.
     steps: u64,
@@ -33,34 +55,78 @@ struct State {
 #[derive(Debug)]
 struct Unwritten {
     range: Range<u64>,
-    /// Step at which the write began.
-    begun: u64,
+    /// Number of the write: the step at which it began.
+    number: u64,
     /// Step at which the write ended without success. `None` while the write is in progress.
     ended: Option<u64>,
 }
 
-impl State {
+impl WriteState {
     fn step(&mut self) -> u64 {
         self.steps += 1;
         self.steps
     }
 
     fn is_under_way(&self) -> bool {
-        self.unwritten.iter().any(|range| range.ended.is_none())
+        self.moves || self.unwritten.iter().any(|range| range.ended.is_none())
     }
 }
 
 impl Written {
+    pub(super) fn new(space: GrantedSpace) -> Self {
+        Self(Mutex::new(WriteState {
+            space: Arc::new(space),
+            has_bytes: false,
+            moves: false,
+            unwritten: Vec::new(),
+            steps: 0,
+            may_land: false,
+            closed: false,
+            given_up: false,
+        }))
+    }
+
+    /// Returns the present space.
+    pub(super) fn space(&self) -> Arc<GrantedSpace> {
+        self.0.lock().space.clone()
+    }
+
+    /// Begins the replacement of the space that `writes` have failed to write to. Returns false if
+    /// bytes could be lost, or if another write could still use the space.
+    pub(super) fn begin_move(&self, writes: &[u64]) -> bool {
+        let mut state = self.0.lock();
+        let others = |range: &Unwritten| range.ended.is_none() && !writes.contains(&range.number);
+        let fixed = state.closed || state.has_bytes || state.may_land || state.moves;
+        if fixed || state.unwritten.iter().any(others) {
+            return false;
+        }
+        state.moves = true;
+        true
+    }
+
+    /// Ends the replacement. Without new space, nothing can be written any more, unless the old
+    /// space `stays`. Returns false if the space was given up meanwhile.
+    pub(super) fn end_move(&self, space: Option<GrantedSpace>, stays: bool) -> bool {
+        let mut state = self.0.lock();
+        state.moves = false;
+        match space {
+            Some(space) => state.space = Arc::new(space),
+            None => state.closed |= !stays,
+        }
+        !state.given_up
+    }
+
     pub(super) fn is_incomplete(&self) -> bool {
         let state = self.0.lock();
         state.may_land || !state.unwritten.is_empty()
     }
 
-    /// Refuses all later writes, unless the object is incomplete.
+    /// Refuses all later writes, unless the object is incomplete. Returns the request that granted
+    /// the space.
     ///
     /// # Errors
     /// Returns the reason why the object is incomplete.
-    pub(super) fn close_if_complete(&self) -> Result<(), &'static str> {
+    pub(super) fn close_if_complete(&self) -> Result<Attempt, &'static str> {
         let mut state = self.0.lock();
         if state.is_under_way() {
             return Err("a write of it is under way");
@@ -72,57 +138,70 @@ impl Written {
             return Err("a part of it could not be written");
         }
         state.closed = true;
-        Ok(())
+        Ok(state.space.attempt)
     }
 
-    /// Refuses all later writes. Returns whether the space can be returned now. If a write is in
-    /// progress, the task that waits for its end returns the space.
-    pub(super) fn give_up(&self) -> bool {
+    /// Records that the master still granted the space after these look-ups.
+    pub(super) fn confirm(&self, look_ups: LookUps) {
+        let mut state = self.0.lock();
+        let GrantedSpace { replicas, attempt, .. } = &*state.space;
+        state.space = Arc::new(GrantedSpace { replicas: replicas.clone(), attempt: *attempt, look_ups });
+    }
+
+    /// Refuses all later writes. Returns the request for the space if the space can be returned
+    /// now. If a write is in progress, the task that waits for its end returns the space.
+    pub(super) fn give_up(&self) -> Option<Attempt> {
         let mut state = self.0.lock();
         state.closed = true;
         if is_planted("session-ignores-late-writes") {
-            return true;
+            return Some(state.space.attempt);
         }
         state.given_up = state.is_under_way();
-        !state.may_land && !state.given_up
+        (!state.may_land && !state.given_up).then_some(state.space.attempt)
     }
 
-    /// Records the beginning of a write. Returns its number, or `None` if nothing may be written
-    /// any more.
-    pub(super) fn begin(&self, range: Range<u64>) -> Option<u64> {
+    /// Records the beginning of a write.
+    ///
+    /// # Errors
+    /// Returns the reason if nothing may be written any more, or now.
+    pub(super) fn begin(&self, range: Range<u64>) -> Result<StartedWrite, &'static str> {
         let mut state = self.0.lock();
         if state.closed {
-            return None;
+            return Err("it was committed or given back");
         }
-        let begun = state.step();
-        state.unwritten.push(Unwritten { range, begun, ended: None });
-        Some(begun)
+        if state.moves {
+            return Err("another write of it looks for new space; write the range again");
+        }
+        let number = state.step();
+        state.unwritten.push(Unwritten { range, number, ended: None });
+        Ok((number, state.space.clone()))
     }
 
-    /// Records the end of write `begun`. A successful write also replaces failed writes inside its
+    /// Records the end of write `number`. A successful write also replaces failed writes inside its
     /// range that had ended before it began.
-    pub(super) fn end(&self, begun: u64, succeeded: bool, may_land: bool) {
+    pub(super) fn end(&self, number: u64, succeeded: bool, may_land: bool) {
         let mut state = self.0.lock();
         state.may_land |= may_land;
         let step = state.step();
-        let Some(at) = state.unwritten.iter().position(|range| range.begun == begun) else { return };
+        let Some(at) = state.unwritten.iter().position(|range| range.number == number) else { return };
         if !succeeded {
             state.unwritten[at].ended = Some(step);
             return;
         }
+        state.has_bytes = true;
         let Range { start, end } = state.unwritten.swap_remove(at).range;
         state.unwritten.retain(|lost| {
-            let before = lost.ended.is_some_and(|ended| ended < begun);
+            let before = lost.ended.is_some_and(|ended| ended < number);
             !before || lost.range.start < start || lost.range.end > end
         });
     }
 
-    /// Returns whether the space was given up during a write and can be returned now. Returns true
-    /// only once.
-    pub(super) fn take_given_up(&self) -> bool {
+    /// Returns the request for the space if the space was given up during a write and can be
+    /// returned now. Returns it only once.
+    pub(super) fn take_given_up(&self) -> Option<Attempt> {
         let mut state = self.0.lock();
         let now = state.given_up && !state.is_under_way();
         state.given_up &= !now;
-        now && !state.may_land
+        (now && !state.may_land).then_some(state.space.attempt)
     }
 }

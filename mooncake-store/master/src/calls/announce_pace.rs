@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use mooncake_core::clock::Moment;
 use mooncake_core::fault_injection::is_planted;
-use parking_lot::Mutex;
+
+use crate::sync::Mutex;
 
 /// Time between the beginnings of two clients. Summing up and announcing takes time on both sides.
 const SPACING: Duration = Duration::from_millis(10);

@@ -1,5 +1,7 @@
 //! Chains of keys: how the keys of one call depend on each other.
 
+use std::sync::Arc;
+
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::Moment;
 use mooncake_core::evict::{Batch, ChainEnd, MergeableOrder, Place};
@@ -8,6 +10,7 @@ use mooncake_core::ids::{ClientId, ReplicaId};
 
 use super::master::Master;
 use crate::model::misses::CallMisses;
+use crate::model::readers::Reader;
 
 /// Keys that one call reads, in order.
 pub(super) struct ReadCall {
@@ -30,11 +33,18 @@ pub(super) struct KeyInCall<'c> {
     pub(super) is_behind_gap: bool,
     /// Number of a replica of the object, if the caller has located it before.
     pub(super) located: Option<ReplicaId>,
+    /// Reader that will report the end of this read, and the number of the read.
+    pub(super) read: Option<(&'c Arc<Reader>, u64)>,
     /// Misses of the call that contains the key; `None` if the call is about one key.
     pub(super) misses: Option<&'c CallMisses>,
 }
 
-impl KeyInCall<'_> {
+impl<'c> KeyInCall<'c> {
+    /// Returns what is known of a key whose reader will report the end of the read.
+    pub(super) fn read_by(self, read: Option<(&'c Arc<Reader>, u64)>) -> Self {
+        Self { read, ..self }
+    }
+
     /// Returns what is known of a key of which the caller has located that replica before.
     pub(super) fn located(self, replica: Option<ReplicaId>) -> Self {
         Self { located: replica, ..self }

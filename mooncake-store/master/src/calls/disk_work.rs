@@ -26,7 +26,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         let mut owner = self.space().disks.get(client).ok_or_else(not_offered)?;
         if begin {
             let mut state = owner.state.lock();
-            (state.seen, state.asks_for_work) = (self.space().clock.now(), true);
+            (state.seen, state.fetches_work) = (self.space().clock.now(), true);
             return Ok(DiskWork { tenants, ..DiskWork::default() });
         }
         let over = owner.state.lock().assigned.number == done;

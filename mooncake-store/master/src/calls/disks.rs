@@ -1,28 +1,33 @@
 //! Disks of clients: mount and unmount, offload reports, cleared disks.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::Moment;
 use mooncake_core::evict::MergeableOrder;
-use mooncake_core::ids::{ClientId, ObjectKey};
+use mooncake_core::fault_injection::is_planted;
+use mooncake_core::ids::{ClientId, ObjectKey, ReplicaId};
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_protocol::wire::{OffloadItem, StoredAt};
 
+use super::client_table::MAX_CLIENTS;
 use super::master::Master;
+use crate::directory::Shard;
 use crate::directory::object::not_found;
-use crate::model::disk::{DiskOwner, DiskOwnerState, OffloadReport, not_offered};
-use crate::model::disk_replicas::DiskReplica;
+use crate::model::disk::{DiskOwner, DiskOwnerState, OffloadReport, count, not_offered};
+use crate::model::disk_replicas::{DiskHolding, DiskReplica};
 use crate::model::misses::MissCause;
+use crate::model::value::Stamp;
 use crate::space::mount::MAX_WORD;
+use crate::sync::atomic::Ordering::Relaxed;
 
 impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     /// Offers the disk of a client, or changes whether objects may be written there. Replicas of an
     /// earlier offer stay.
     ///
     /// # Errors
-    /// `UNABLE_OFFLOAD` if this master uses no disks.
+    /// `UNABLE_OFFLOAD` if this master uses no disks; `UNAVAILABLE_IN_CURRENT_STATUS` for too many
+    /// disks.
     pub fn mount_disk(&self, client: ClientId, enabled: bool) -> Result<()> {
         if self.space().options.disks.is_none() {
             return Err(Error::new(
@@ -37,9 +42,16 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
             (state.enabled, state.announcing, state.seen) = (enabled, true, now);
             return Ok(());
         }
-        let state =
+        if self.space().disks.count.load(Relaxed) >= MAX_CLIENTS {
+            let text = format!("cannot mount disk: {MAX_CLIENTS} disks are mounted. client={client}");
+            return Err(Error::new(ErrorCode::UnavailableInCurrentStatus, text));
+        }
+        let mut state =
             DiskOwnerState { enabled, announcing: true, joined: now, seen: now, ..DiskOwnerState::default() };
-        self.space().disks.insert(DiskOwner::new(client, 0, self.space().disks.promotions.clone(), state));
+        // A late report about work for an earlier offer has another number.
+        state.assigned.number = self.space().disks.removed.load(Relaxed) << 32;
+        let (suspicion, counters) = (self.space().suspicions.of(client), self.space().disks.counters());
+        self.space().disks.insert(DiskOwner::new(client, suspicion, 0, counters, state));
         tracing::info!(%client, "disk mounted");
         Ok(())
     }
@@ -55,9 +67,11 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
                 "this master does not offload to disks of clients; start it with --enable_offload",
             ));
         }
-        if self.space().disks.remove(|owner| owner.client == client) == 0 {
+        let lost = self.space().disks.remove(|owner| owner.client == client);
+        if lost.is_empty() {
             return Err(not_offered());
         }
+        self.jobs.end_promotions_of(&lost, self.space().clock.now());
         self.space().sweep_disks();
         Ok(())
     }
@@ -77,9 +91,35 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         Ok(jobs.iter().map(|(key, len)| self.jobs.offload_item(key, *len)).collect())
     }
 
-    /// Records objects that an owner has written, or could not write (a length of -1). Of objects
-    /// that it was not asked to write, those that no other client has count before its first
-    /// heartbeat: they survived its restart.
+    /// Records what [`Master::offloaded`] records, if the report is about the last work of the
+    /// owner: `work` is its number. An owner that announces what is on its disk reports 0. A report
+    /// about earlier work has no effect: by now the owner may write later values of the objects.
+    ///
+    /// # Errors
+    /// Those of [`Master::offloaded`].
+    pub fn report_offloaded(
+        &self,
+        client: ClientId,
+        work: u64,
+        items: &[OffloadItem],
+        places: &[StoredAt],
+    ) -> Result<()> {
+        let is_current = |owner: Arc<DiskOwner>| {
+            let state = owner.state.lock();
+            if state.announcing { work == 0 } else { work != 0 && work == state.assigned.number }
+        };
+        // Without a disk, the call is refused below.
+        let is_current = self.space().disks.get(client).is_none_or(is_current);
+        if is_current || is_planted("copy-end-any") {
+            return self.offloaded(client, items, places);
+        }
+        tracing::debug!(%client, work, "late report of a disk ignored");
+        Ok(())
+    }
+
+    /// Records objects that an owner has written, or could not write (a length of -1). Objects that
+    /// it was not asked to write survived its restart or that of the master. They count before its
+    /// first heartbeat, if no other client has them and they were neither removed nor replaced.
     ///
     /// # Errors
     /// `INVALID_PARAMS` if the lists differ in length; `SEGMENT_NOT_FOUND` if the client has
@@ -119,17 +159,19 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         }
         let report = owner.end_offload(key, now);
         let len = u64::try_from(place.data_size).ok().filter(|len| *len > 0);
-        let copy = DiskReplica::new(self.space().new_replica(), owner, len.unwrap_or(0), &place.endpoint);
+        let copy = DiskReplica::new(self.space().new_replica(), owner, len.unwrap_or(0), place);
         let found = shard.find(hash, key.as_bytes());
+        // A disk whose owner has just gone is listed before what it holds is compared.
+        found.into_iter().for_each(|slot| shard.prune_disks(slot));
         let counts = match (report, found, len) {
             (OffloadReport::Current, Some(slot), _) => {
                 let object = &mut shard[slot];
                 object.end_offload();
-                let known = object.value().map(|value| (value.len, value.checksum));
-                let known = known.or_else(|| object.disk().map(|disk| (disk.len, disk.checksum)));
-                match known {
-                    Some((there, checksum)) if Some(there) == len => {
-                        object.add_disk_replica(there, checksum, copy);
+                let known = object.value().map(|value| (value.len, value.checksum, value.stamp));
+                let on_disk = || object.disk().map(|disk| (disk.len, disk.checksum, disk.stamp));
+                match known.or_else(on_disk) {
+                    Some((there, checksum, stamp)) if Some(there) == len => {
+                        object.add_disk_replica(there, checksum, stamp, copy);
                         true
                     }
                     _ => {
@@ -138,34 +180,78 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
                     }
                 }
             }
-            (OffloadReport::Unasked, Some(slot), Some(len)) if shard[slot].has_any_holder() => {
+            (OffloadReport::Unrequested, Some(slot), Some(len)) if shard[slot].has_any_holder() => {
                 // The owner may have reported it before.
                 shard[slot].disk().is_some_and(|disk| disk.len == len && disk.has_owner(owner.client))
                     || owner.state.lock().announcing && shard[slot].add_successor(copy)
             }
-            (OffloadReport::Unasked, found, Some(len)) if owner.state.lock().announcing => {
-                let add = || shard.add(hash, key.clone(), self.space().tenants.number(key.as_bytes()));
-                let slot = found.unwrap_or_else(add);
-                shard[slot].add_disk_replica(len, None, copy);
-                let pins = self.jobs.recovery.get().and_then(|recovery| {
-                    recovery.pins_of_disk_replica(hash, key.as_bytes(), len, owner.client)
-                });
-                if let Some(pins) = pins {
-                    shard[slot].hard_pin |= pins.hard_pin;
-                    if pins.soft_pin > now {
-                        shard.set_soft_pin(slot, pins.soft_pin);
-                    }
-                    if !pins.group.is_empty() {
-                        shard.join_group(slot, &pins.group);
-                    }
-                }
-                true
+            (OffloadReport::Unrequested, _, Some(_)) if owner.state.lock().announcing => {
+                self.admit_found(&mut shard, hash, key, copy, now)
             }
             _ => false,
         };
+        if report == OffloadReport::Current {
+            let offloads = &self.space().disks.offloads;
+            count(match found {
+                _ if counts => &offloads.completed,
+                Some(_) => &offloads.failed,
+                None => &offloads.cancelled,
+            });
+        }
         if !counts {
             owner.state.lock().mark_dropped(key);
         }
+    }
+
+    /// Adds an object that an owner found on its disk, if it was neither removed nor replaced.
+    /// Returns whether it counts. An object counts that this master has listed as its owner left,
+    /// or, while values of earlier masters are announced, one of the snapshot, or any without a
+    /// snapshot.
+    fn admit_found(
+        &self,
+        shard: &mut Shard<A, E>,
+        hash: u64,
+        key: &ObjectKey,
+        copy: DiskReplica,
+        now: Moment,
+    ) -> bool {
+        let Some(client) = copy.owner().map(|owner| owner.client) else { return false };
+        let found = DiskHolding { client, version: copy.version };
+        if self.space().announcements.is_being_removed(key.as_bytes()) {
+            return false;
+        }
+        let is_unchecked = is_planted("disk-reports-unchecked");
+        let listed = shard.absent.take(key, copy.len, found);
+        let mut known = None;
+        if listed.is_none() && !is_unchecked {
+            if let Some(recovery) = self.jobs.recovery.get() {
+                known = recovery.claim_on_disk(hash, key.as_bytes(), copy.len, found);
+                if known.is_none() {
+                    return false;
+                }
+            }
+            let stamp = known.as_ref().and_then(|known| known.stamp);
+            if !self.space().admits_earlier(shard, hash, key.as_bytes(), (stamp, None)) {
+                return false;
+            }
+        }
+        let checksum = listed.flatten().or_else(|| known.as_ref().and_then(|known| known.checksum));
+        let slot = shard.find(hash, key.as_bytes());
+        let add = || shard.add(hash, key.clone(), self.space().tenants.number(key.as_bytes()));
+        let slot = slot.unwrap_or_else(add);
+        let stamp = known.as_ref().and_then(|known| known.stamp).unwrap_or(Stamp::UNKNOWN);
+        shard[slot].add_disk_replica(copy.len, checksum, stamp, copy);
+        self.space().announcements.returned.record(key);
+        if let Some(pins) = known {
+            shard[slot].hard_pin |= pins.hard_pin;
+            if pins.soft_pin > now {
+                shard.set_soft_pin(slot, pins.soft_pin);
+            }
+            if !pins.group.is_empty() {
+                shard.join_group(slot, &pins.group);
+            }
+        }
+        true
     }
 
     /// Returns whether an owner is to clear its disk. It is returned once; from then on nothing on
@@ -187,15 +273,16 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
             if !std::mem::take(&mut state.must_clear) {
                 return false;
             }
-            let (enabled, seen, asks_for_work) = (state.enabled, state.seen, state.asks_for_work);
+            let (enabled, seen, fetches_work) = (state.enabled, state.seen, state.fetches_work);
             let assigned = state.assigned.clearing(numbered);
-            DiskOwnerState { enabled, seen, asks_for_work, assigned, ..DiskOwnerState::default() }
+            DiskOwnerState { enabled, seen, fetches_work, assigned, ..DiskOwnerState::default() }
         };
         let (client, capacity) = (owner.client, owner.capacity.load(Relaxed));
         self.space().disks.insert(DiskOwner::new(
             client,
+            owner.suspicion.clone(),
             capacity,
-            self.space().disks.promotions.clone(),
+            self.space().disks.counters(),
             state,
         ));
         self.space().sweep_disks();
@@ -227,15 +314,53 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         let hash = self.space().directory.hash(key);
         let mut shard = self.space().directory.lock(hash);
         let slot = shard.find(hash, key).ok_or_else(not_found)?;
+        shard.prune_disks(slot);
         shard[slot].retain_disk_replicas(|owner| owner != client);
         shard.remove_if_empty(slot, MissCause::Evicted);
         Ok(())
     }
 
-    /// Drops the disks of clients without a recent heartbeat. Returns whether there were any.
-    pub(crate) fn expire_disks(&self, now: Moment) -> bool {
-        let due = |owner: &DiskOwner| owner.state.lock().seen.after(self.space().options.client_ttl);
-        let gone = self.space().disks.remove(|owner| due(owner) <= now);
+    /// Records that an owner has lost the object of a replica, if the disk of the owner has no
+    /// later replica of the key. Returns whether the replica was dropped.
+    ///
+    /// # Errors
+    /// `OBJECT_NOT_FOUND`.
+    pub fn dropped_from_disk_if_current(
+        &self,
+        client: ClientId,
+        key: &[u8],
+        replica: ReplicaId,
+    ) -> Result<bool> {
+        let hash = self.space().directory.hash(key);
+        let mut shard = self.space().directory.lock(hash);
+        let slot = shard.find(hash, key).ok_or_else(not_found)?;
+        shard.prune_disks(slot);
+        let is_it = |copy: &DiskReplica| copy.id == replica && copy.is_of(client);
+        if !shard[slot].disk().is_some_and(|disk| disk.copies.iter().any(is_it)) {
+            shard.remove_if_empty(slot, MissCause::OwnerLost);
+            return Ok(false);
+        }
+        shard[slot].retain_disk_replicas(|owner| owner != client);
+        shard.remove_if_empty(slot, MissCause::Evicted);
+        Ok(true)
+    }
+
+    /// Records that an owner has dropped an object from its disk, like
+    /// [`Master::dropped_from_disk`], if the report came during the last work of the owner: `work`
+    /// is its number. Since an earlier report, the object may have been written again.
+    ///
+    /// # Errors
+    /// Those of [`Master::dropped_from_disk`].
+    pub fn report_dropped(&self, client: ClientId, work: u64, key: &[u8]) -> Result<()> {
+        let is_current = |owner: Arc<DiskOwner>| owner.state.lock().assigned.number == work;
+        let is_current = self.space().disks.get(client).is_some_and(is_current);
+        if is_current || is_planted("copy-end-any") { self.dropped_from_disk(client, key) } else { Ok(()) }
+    }
+
+    /// Drops the disks of clients without a recent heartbeat, with their replicas and promotions.
+    pub(crate) fn expire_disks(&self, now: Moment) {
+        let due = |owner: &DiskOwner| owner.state.lock().seen.after(self.space().options.client_lifetime());
+        let lost = self.space().disks.remove(|owner| due(owner) <= now);
         if self.space().disks.count.load(Relaxed) != 0 {
             self.space()
                 .disks
@@ -244,6 +369,9 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
                 .values()
                 .for_each(|owner| self.space().timers.schedule(due(owner)));
         }
-        gone != 0
+        if !lost.is_empty() {
+            self.jobs.end_promotions_of(&lost, now);
+            self.space().sweep_disks();
+        }
     }
 }

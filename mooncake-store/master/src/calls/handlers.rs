@@ -3,29 +3,27 @@
 //! A handler adds the prefix of the caller's tenant to the keys, if tenants are on, and calls the
 //! method of [`Master`] that does the work.
 
-use std::slice::from_ref;
 use std::time::Duration;
 
 use mooncake_core::alloc::{Extent, SegmentAllocator};
 use mooncake_core::clock::SharedClock;
 use mooncake_core::error::{Error, ErrorCode, Result};
-use mooncake_core::evict::{Batch, MergeableOrder};
+use mooncake_core::evict::MergeableOrder;
 use mooncake_core::ids::ClientId;
-use mooncake_core::replica::{Replica, ReplicaType, ReplicateConfig};
+use mooncake_core::replica::ReplicaType;
 
-use mooncake_protocol::api::{Caller, CopyToken, EndItem, WriteMode};
+use mooncake_protocol::api::{Caller, CopyToken, EndItem};
 use mooncake_protocol::call::Response;
 use mooncake_protocol::frame::Refusal;
 use mooncake_protocol::master_client::EmbeddedMaster;
 use mooncake_protocol::message::*;
-use mooncake_protocol::pack::{self, Pack, Pairs};
+use mooncake_protocol::pack::{Pack, Pairs};
 use mooncake_protocol::wire::{
     DrainProgress, ItemLifetime, PromotionPlan, ReadablePrefix, TaskKind, pack_prefix,
 };
 
-use super::chains::{KeyInCall, key_in};
+use super::chains::KeyInCall;
 use super::master::Master;
-use super::put::Put;
 use crate::model::value::Writer;
 
 /// Implements [`Handle`] for [`Master`], one row for each call.
@@ -62,9 +60,9 @@ handlers! {
         master.end_read(&call, r.tenant, &r.keys);
         found
     };
-    GetReplicaListByRegex<'a>: |master, r| master.locate_matching_of(r.tenant, r.pattern).map(|found| {
-        Pairs(found.into_iter().map(|(key, replicas)| (key.as_bytes().to_vec(), replicas)).collect())
-    });
+    ProbeKey<'a>: |master, r| Ok(master.probe_of(r.tenant, r.key));
+    BatchProbeKey<'a>: |master, r| master.probe_each(r.tenant, &r.keys, r.policy);
+    LocateMatching<'a>: |master, r| master.matching_page(r.tenant, r.pattern, r.position);
     BatchQueryIp<'a>: |master, r| Ok(Pairs(master.addresses(&r.clients)));
 }
 
@@ -74,6 +72,10 @@ impl<'a, A: SegmentAllocator, E: MergeableOrder> Handle<GetReplicaList<'a>> for 
     }
 
     fn respond(&self, r: GetReplicaList<'a>, response: &mut Response<'_>) -> Result<(), Refusal> {
+        if response.may_have_members() && self.may_have_members(r.tenant) {
+            response.set::<GetReplicaList<'a>>(self.handle(r));
+            return Ok(());
+        }
         response.write_one::<GetReplicaList<'a>, _>(|out| {
             self.locate_to(r.tenant, r.key, KeyInCall::default(), out)
         })
@@ -94,6 +96,11 @@ impl<'a, A: SegmentAllocator, E: MergeableOrder> Handle<BatchGetReplicaList<'a>>
     }
 
     fn respond(&self, r: BatchGetReplicaList<'a>, response: &mut Response<'_>) -> Result<(), Refusal> {
+        self.check_reply_of(BatchGetReplicaList::NAME, r.tenant, &r.keys, false)?;
+        if response.may_have_members() && self.may_have_members(r.tenant) {
+            response.set::<BatchGetReplicaList<'a>>(self.handle(r));
+            return Ok(());
+        }
         let mut call = self.read_call(r.tenant, &r.keys);
         let written = response.write_each::<BatchGetReplicaList<'a>, _>(r.keys.len(), |at, out| {
             self.locate_to(r.tenant, r.keys[at], call.key(at), out)?;
@@ -103,6 +110,12 @@ impl<'a, A: SegmentAllocator, E: MergeableOrder> Handle<BatchGetReplicaList<'a>>
         self.end_read(&call, r.tenant, &r.keys);
         written
     }
+}
+
+// Replicas without leases.
+handlers! {
+    GetReplicaListForAdmin<'a>: |master, r| master.list_of(r.tenant, r.key);
+    BatchGetReplicaListForAdmin<'a>: |master, r| each(&r.keys, |key| master.list_of(r.tenant, key));
 }
 
 impl<'a, A: SegmentAllocator, E: MergeableOrder> Handle<LocateAgain<'a>> for Master<A, E> {
@@ -117,6 +130,73 @@ impl<'a, A: SegmentAllocator, E: MergeableOrder> Handle<LocateAgain<'a>> for Mas
         let found = (0..r.keys.len()).map(locate).collect();
         self.end_read(&call, r.tenant, &r.keys);
         found
+    }
+
+    fn respond(&self, r: LocateAgain<'a>, response: &mut Response<'_>) -> Result<(), Refusal> {
+        self.check_reply_of(LocateAgain::NAME, r.tenant, &r.keys, false)?;
+        response.set::<LocateAgain<'a>>(self.handle(r));
+        Ok(())
+    }
+}
+
+impl<'a, A: SegmentAllocator, E: MergeableOrder> Handle<LocateForRead<'a>> for Master<A, E> {
+    fn handle(&self, r: LocateForRead<'a>) -> Outcome<LocateForRead<'a>> {
+        let reader = self.begin_read(r.reader, r.ended);
+        let read = reader.as_ref().map(|reader| (reader, r.number));
+        let mut call = self.read_call(r.tenant, &r.keys);
+        let locate = |at: usize| {
+            let found = self.locate_of(
+                r.tenant,
+                r.keys[at],
+                call.key(at).located(r.located.get(at).copied()).read_by(read),
+            )?;
+            call.record_found(at);
+            Ok(found)
+        };
+        let found = (0..r.keys.len()).map(locate).collect();
+        self.end_read(&call, r.tenant, &r.keys);
+        found
+    }
+
+    fn respond(&self, r: LocateForRead<'a>, response: &mut Response<'_>) -> Result<(), Refusal> {
+        self.check_reply_of(LocateForRead::NAME, r.tenant, &r.keys, false)?;
+        let reader = self.begin_read(r.reader, r.ended);
+        let read = reader.as_ref().map(|reader| (reader, r.number));
+        if let [key] = *r.keys {
+            return response.write_each::<LocateForRead<'a>, _>(1, |_, out| {
+                self.locate_to(
+                    r.tenant,
+                    key,
+                    KeyInCall::default().located(r.located.first().copied()).read_by(read),
+                    out,
+                )
+            });
+        }
+        let mut call = self.read_call(r.tenant, &r.keys);
+        let written = response.write_each::<LocateForRead<'a>, _>(r.keys.len(), |at, out| {
+            self.locate_to(
+                r.tenant,
+                r.keys[at],
+                call.key(at).located(r.located.get(at).copied()).read_by(read),
+                out,
+            )?;
+            call.record_found(at);
+            Ok(())
+        });
+        self.end_read(&call, r.tenant, &r.keys);
+        written
+    }
+}
+
+impl<'a, A: SegmentAllocator, E: MergeableOrder> Handle<GetReplicaListByRegex<'a>> for Master<A, E> {
+    fn handle(&self, r: GetReplicaListByRegex<'a>) -> Outcome<GetReplicaListByRegex<'a>> {
+        self.locate_matching_of(r.tenant, r.pattern).map(|found| {
+            Pairs(found.into_iter().map(|(key, replicas)| (key.as_bytes().to_vec(), replicas)).collect())
+        })
+    }
+
+    fn respond(&self, r: GetReplicaListByRegex<'a>, response: &mut Response<'_>) -> Result<(), Refusal> {
+        self.respond_matching(r, response)
     }
 }
 
@@ -137,11 +217,14 @@ impl<'a, A: SegmentAllocator, E: MergeableOrder> Handle<LocatePrefix<'a>> for Ma
     }
 
     fn respond(&self, r: LocatePrefix<'a>, response: &mut Response<'_>) -> Result<(), Refusal> {
-        let asked = r.keys.len();
-        response.write_front::<LocatePrefix<'a>, ReadablePrefix>(asked, |out| {
+        let requested = r.keys.len();
+        if r.with_replicas {
+            self.check_reply_of(LocatePrefix::NAME, r.tenant, &r.keys, true)?;
+        }
+        response.write_front::<LocatePrefix<'a>, ReadablePrefix>(requested, |out| {
             if r.with_replicas {
                 let mut call = self.read_call(r.tenant, &r.keys);
-                let hits = pack_prefix(asked, out, |at, out| {
+                let hits = pack_prefix(requested, out, |at, out| {
                     self.locate_to(r.tenant, r.keys[at], call.key(at), out)?;
                     call.record_found(at);
                     Ok(())
@@ -171,155 +254,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     }
 }
 
-/// Writes that one call starts.
-struct Starts<'r> {
-    caller: Caller<'r>,
-    mode: WriteMode,
-    keys: &'r [&'r [u8]],
-    sizes: &'r [u64],
-    config: &'r ReplicateConfig,
-}
-
-impl Starts<'_> {
-    /// Starts the write of the object at this index by `start`.
-    fn start<A: SegmentAllocator, E: MergeableOrder, R>(
-        &self,
-        master: &Master<A, E>,
-        at: usize,
-        start: impl FnOnce(&Put<'_>) -> Result<R>,
-    ) -> Result<R> {
-        if self.keys.len() != self.sizes.len() {
-            return Err(Error::invalid(format!(
-                "cannot start writes: {} lengths for {} objects",
-                self.sizes.len(),
-                self.keys.len()
-            )));
-        }
-        let (tenant, len) = (self.caller.tenant, self.sizes[at]);
-        let (key, group) = (master.scoped(tenant, self.keys[at])?, self.group(at)?);
-        let group = master.scoped_group(tenant, group);
-        let (writer, mode, config) = (self.caller.into(), self.mode, self.config);
-        let put = Put { writer, mode, key: &key, len, config, group: &group };
-        start(&put).map_err(|error| self.refusal(master, len, error))
-    }
-
-    /// Returns the chain of the keys, if the policy has a use for it.
-    fn chain<A: SegmentAllocator, E: MergeableOrder>(&self, master: &Master<A, E>) -> Option<Batch> {
-        let Caller { client, tenant, .. } = self.caller;
-        master.put_chain(client, tenant, self.keys, self.config.hints.as_deref())
-    }
-
-    /// Returns the group of the object at this index; empty for none.
-    fn group(&self, at: usize) -> Result<&str> {
-        match &self.config.group_ids {
-            None => Ok(""),
-            Some(groups) if groups.len() == self.keys.len() => Ok(&groups[at]),
-            Some(groups) => Err(Error::invalid(format!(
-                "cannot start writes: {} group ids for {} objects",
-                groups.len(),
-                self.keys.len()
-            ))),
-        }
-    }
-
-    /// Returns the error that the caller of a refused put receives.
-    fn refusal<A: SegmentAllocator, E: MergeableOrder>(
-        &self,
-        master: &Master<A, E>,
-        len: u64,
-        error: Error,
-    ) -> Error {
-        // Mooncake C++ does not number writes, so it does not receive this error: no client need
-        // wait for free space that cannot exist.
-        if self.caller.attempt != 0
-            && error.code() == ErrorCode::NoAvailableHandle
-            && master.space().is_too_large(len)
-        {
-            return Error::new(ErrorCode::BufferOverflow, "no segment is large enough").with_source(error);
-        }
-        error
-    }
-}
-
-/// Implements [`Handle`] for the starts of writes.
-macro_rules! starts {
-    ($($how:ident $call:ident: |$master:ident, $r:ident| $starts:expr;)*) => {$(
-        impl<'a, A: SegmentAllocator, E: MergeableOrder> Handle<$call<'a>> for Master<A, E> {
-            fn handle(&self, $r: $call<'a>) -> Outcome<$call<'a>> {
-                let $master = self;
-                let starts = $starts;
-                let chain = starts.chain($master);
-                let start = |at| starts.start(self, at, |put| self.put_start_in(put, key_in(chain.as_ref(), at)));
-                starts!(@handle $how starts start)
-            }
-
-            fn respond(&self, $r: $call<'a>, response: &mut Response<'_>) -> Result<(), Refusal> {
-                let $master = self;
-                let starts = $starts;
-                let chain = starts.chain($master);
-                let start = |at, out: &mut pack::Writer<'_>| {
-                    starts.start(self, at, |put| self.put_start_to(put, key_in(chain.as_ref(), at), out))
-                };
-                starts!(@respond $how $call starts start response)
-            }
-        }
-    )*};
-    (@handle one $starts:ident $start:ident) => { $start(0) };
-    (@handle many $starts:ident $start:ident) => { (0..$starts.keys.len()).map($start).collect() };
-    (@respond one $call:ident $starts:ident $start:ident $response:ident) => {
-        $response.write_one::<$call<'a>, Vec<Replica>>(|out| $start(0, out))
-    };
-    (@respond many $call:ident $starts:ident $start:ident $response:ident) => {
-        $response.write_each::<$call<'a>, Vec<Replica>>($starts.keys.len(), $start)
-    };
-}
-
-starts! {
-    one PutStart: |_master, r| Starts {
-        caller: caller(r.client, r.tenant),
-        mode: WriteMode::Put,
-        keys: from_ref(&r.key),
-        sizes: from_ref(&r.size),
-        config: &r.config,
-    };
-    one UpsertStart: |_master, r| Starts {
-        caller: caller(r.client, r.tenant),
-        mode: WriteMode::Upsert,
-        keys: from_ref(&r.key),
-        sizes: from_ref(&r.size),
-        config: &r.config,
-    };
-    many BatchPutStart: |_master, r| Starts {
-        caller: caller(r.client, r.tenant),
-        mode: WriteMode::Put,
-        keys: &r.keys,
-        sizes: &r.sizes,
-        config: &r.config,
-    };
-    many BatchUpsertStart: |_master, r| Starts {
-        caller: caller(r.client, r.tenant),
-        mode: WriteMode::Upsert,
-        keys: &r.keys,
-        sizes: &r.sizes,
-        config: &r.config,
-    };
-    many StartHintedWrites: |master, r| Starts {
-        caller: Caller { client: r.client, tenant: r.tenant, attempt: r.attempt },
-        mode: if r.replace { WriteMode::Upsert } else { WriteMode::Put },
-        keys: &r.keys,
-        sizes: &r.sizes,
-        config: &master.hinted(r.tenant, &r.keys, &r.config, &r.hints),
-    };
-    many StartWrites: |_master, r| Starts {
-        caller: Caller { client: r.client, tenant: r.tenant, attempt: r.attempt },
-        mode: if r.replace { WriteMode::Upsert } else { WriteMode::Put },
-        keys: &r.keys,
-        sizes: &r.sizes,
-        config: &r.config,
-    };
-}
-
-fn caller(client: ClientId, tenant: &str) -> Caller<'_> {
+pub(super) fn caller(client: ClientId, tenant: &str) -> Caller<'_> {
     Caller { client, tenant, attempt: 0 }
 }
 
@@ -396,13 +331,17 @@ handlers! {
 
 // Removals.
 handlers! {
-    Remove<'a>: |master, r| master.remove(&master.scoped_if_known(r.tenant, r.key)?, r.force);
+    Remove<'a>: |master, r| master.remove_of(r.tenant, r.key, r.force);
     BatchRemove<'a>: |master, r| {
         each(&r.keys, |key| master.handle(Remove { key, force: r.force, tenant: r.tenant }))
     };
     RemoveByRegex<'a>: |master, r| master.remove_matching_of(r.tenant, r.pattern, r.force).map(signed);
     RemoveAll<'a>: |master, r| Ok(signed(master.remove_all_of(r.tenant, r.force)));
     BatchReplicaClear<'a>: |master, r| {
+        let cleared = master.clear_replicas_of(r.tenant, &r.keys, r.client, r.segment_name);
+        Ok(cleared.iter().map(|key| key.as_bytes().to_vec()).collect())
+    };
+    ClearOfAnyTenant<'a>: |master, r| {
         let cleared = master.clear_replicas_anywhere(&r.keys, r.client, r.segment_name);
         Ok(cleared.iter().map(|key| key.as_bytes().to_vec()).collect())
     };
@@ -419,16 +358,17 @@ handlers! {
     GetFsdir: |master, _| Ok(master.storage().fs_dir);
     Ping: |master, r| Ok(master.ping(r.client));
     ReportUnreachable<'a>: |master, r| {
-        master.doubt(r.client, r.endpoint);
+        master.report_unreachable(r.client, r.endpoint);
         Ok(())
     };
     MountSegment<'a>: |master, r| master.mount(r.client, &r.segment);
     ReMountSegment<'a>: |master, r| master.remount(r.client, &r.segments);
     UnmountSegment: |master, r| master.unmount(r.client, r.segment);
+    HandOverSegment: |master, r| master.hand_over(r.client, r.segment);
     GracefulUnmountSegment: |master, r| {
         master.unmount_after(r.client, r.segment, Duration::from_millis(r.grace_ms))
     };
-    QuerySegmentStatus<'a>: |master, r| master.segment_status_named(r.segment_name);
+    QuerySegmentStatus<'a>: |master, r| master.segment_status_by_name(r.segment_name);
     QuerySegmentStatusById: |master, r| master.segment_status(r.segment);
 }
 
@@ -444,20 +384,32 @@ handlers! {
     CopyStart<'a>: |master, r| {
         master.copy_start(r.client, &master.scoped(r.tenant, r.key)?, r.source, &r.targets)
     };
-    CopyEnd<'a>: |master, r| {
-        master.replication_end(r.client, TaskKind::Copy, &master.scoped_if_known(r.tenant, r.key)?)
+    StartCopy<'a>: |master, r| {
+        let (key, token) = (master.scoped(r.tenant, r.key)?, CopyToken { lease: r.lease, epoch: r.epoch });
+        master.hot_copy_start(numbered(r.client, r.attempt), &key, r.source, &r.targets, token)
     };
-    CopyRevoke<'a>: |master, r| {
-        master.replication_revoke(r.client, TaskKind::Copy, &master.scoped_if_known(r.tenant, r.key)?)
+    EndCopy<'a>: |master, r| {
+        let (copier, token) = (numbered(r.client, r.attempt), CopyToken { lease: r.lease, epoch: r.epoch });
+        master.hot_copy_end(copier, &master.scoped_if_known(r.tenant, r.key)?, token)
+    };
+    RevokeCopy<'a>: |master, r| {
+        let (copier, token) = (numbered(r.client, r.attempt), CopyToken { lease: r.lease, epoch: r.epoch });
+        master.hot_copy_revoke(copier, &master.scoped_if_known(r.tenant, r.key)?, token)
+    };
+    StartMove<'a>: |master, r| {
+        let (copier, key) = (numbered(r.client, r.attempt), master.scoped(r.tenant, r.key)?);
+        master.move_start(copier, &key, r.source, r.target)
+    };
+    EndMove<'a>: |master, r| {
+        let (copier, key) = (numbered(r.client, r.attempt), master.scoped_if_known(r.tenant, r.key)?);
+        master.replication_end(copier, TaskKind::Move, &key)
+    };
+    RevokeMove<'a>: |master, r| {
+        let (copier, key) = (numbered(r.client, r.attempt), master.scoped_if_known(r.tenant, r.key)?);
+        master.replication_revoke(copier, TaskKind::Move, &key)
     };
     MoveStart<'a>: |master, r| {
         master.move_start(r.client, &master.scoped(r.tenant, r.key)?, r.source, r.target)
-    };
-    MoveEnd<'a>: |master, r| {
-        master.replication_end(r.client, TaskKind::Move, &master.scoped_if_known(r.tenant, r.key)?)
-    };
-    MoveRevoke<'a>: |master, r| {
-        master.replication_revoke(r.client, TaskKind::Move, &master.scoped_if_known(r.tenant, r.key)?)
     };
     DynamicReplicaCopyStart<'a>: |master, r| {
         let (key, token) = (master.scoped(r.tenant, r.key)?, CopyToken { lease: r.lease, epoch: r.epoch });
@@ -471,6 +423,55 @@ handlers! {
         let token = CopyToken { lease: r.lease, epoch: r.epoch };
         master.hot_copy_revoke(r.client, &master.scoped_if_known(r.tenant, r.key)?, token)
     };
+}
+
+/// Implements [`Handle`] for calls of Mooncake C++ that end something without naming it by a
+/// number. An operation that began after the server had read the request is not meant.
+macro_rules! ends_without_number {
+    ($($call:ident: |$master:ident, $key:ident, $client:ident, $receipt:ident| $ended:expr;)*) => {$(
+        impl<'a, A: SegmentAllocator, E: MergeableOrder> Handle<$call<'a>> for Master<A, E> {
+            fn handle(&self, r: $call<'a>) -> Outcome<$call<'a>> {
+                self.end_without_number(r.tenant, r.key, |$master, $key| {
+                    let ($client, $receipt) = (r.client.into(), None);
+                    $ended
+                })
+            }
+
+            fn respond(&self, r: $call<'a>, response: &mut Response<'_>) -> Result<(), Refusal> {
+                let $receipt = response.receipt();
+                response.set::<$call<'a>>(self.end_without_number(r.tenant, r.key, |$master, $key| {
+                    let $client = r.client.into();
+                    $ended
+                }));
+                Ok(())
+            }
+        }
+    )*};
+}
+
+ends_without_number! {
+    CopyEnd: |master, key, client, at| master.replication_end_at(client, TaskKind::Copy, key, at);
+    CopyRevoke: |master, key, client, at| master.replication_revoke_at(client, TaskKind::Copy, key, at);
+    MoveEnd: |master, key, client, at| master.replication_end_at(client, TaskKind::Move, key, at);
+    MoveRevoke: |master, key, client, at| master.replication_revoke_at(client, TaskKind::Move, key, at);
+    NotifyPromotionSuccess: |master, key, client, at| master.promoted_at(client, key, at);
+    NotifyPromotionFailure: |master, key, client, at| master.promotion_failed_at(client, key, at);
+}
+
+impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
+    fn end_without_number(
+        &self,
+        tenant: &str,
+        key: &[u8],
+        end: impl FnOnce(&Self, &[u8]) -> Result<()>,
+    ) -> Result<()> {
+        end(self, &self.scoped_if_known(tenant, key)?)
+    }
+}
+
+/// Returns the client of a numbered copy.
+fn numbered(client: ClientId, attempt: u64) -> Writer {
+    Writer { client, attempt }
 }
 
 // Disks of clients, and files.
@@ -487,11 +488,30 @@ handlers! {
         let key = master.scoped_if_known(r.tenant, r.key)?;
         master.promotion_start(r.client, &key, r.size, &r.preferred).map(|memory| PromotionPlan { memory })
     };
-    NotifyPromotionSuccess<'a>: |master, r| {
-        master.promoted(r.client, &master.scoped_if_known(r.tenant, r.key)?)
+    RegisterPrefetchTask<'a>: |master, r| {
+        master.register_prefetch(r.client, &master.scoped_if_known(r.tenant, r.key)?)
     };
-    NotifyPromotionFailure<'a>: |master, r| {
-        master.promotion_failed(r.client, &master.scoped_if_known(r.tenant, r.key)?)
+    StartPromotion<'a>: |master, r| {
+        let (promoter, key) = (numbered(r.client, r.attempt), master.scoped_if_known(r.tenant, r.key)?);
+        let memory = master.promotion_start(promoter, &key, r.size, &r.preferred)?;
+        Ok(PromotionPlan { memory })
+    };
+    EndPromotion<'a>: |master, r| {
+        let promoter = numbered(r.client, r.attempt);
+        master.promoted(promoter, &master.scoped_if_known(r.tenant, r.key)?)
+    };
+    RevokePromotion<'a>: |master, r| {
+        let promoter = numbered(r.client, r.attempt);
+        master.promotion_failed(promoter, &master.scoped_if_known(r.tenant, r.key)?)
+    };
+    ReportOffloaded<'a>: |master, r| {
+        master.report_offloaded(r.client, r.work, &r.offloaded, &r.places)
+    };
+    ReportDropped<'a>: |master, r| {
+        each(&r.keys, |key| {
+            let key = master.scoped_if_known(r.tenant, key)?;
+            master.report_dropped(r.client, r.work, &key)
+        })
     };
     EvictDiskReplica<'a>: |master, r| {
         let key = master.scoped_if_known(r.tenant, r.key)?;
@@ -501,6 +521,13 @@ handlers! {
             other => master
                 .find(&key)
                 .and(Err(Error::invalid(format!("expected a replica type on disk. type={other:?}")))),
+        }
+    };
+    EvictDiskReplicaIfCurrent<'a>: |master, r| {
+        let key = master.scoped_if_known(r.tenant, r.key)?;
+        match r.replicas {
+            ReplicaType::LocalDisk => master.dropped_from_disk_if_current(r.client, &key, r.replica),
+            _ => master.find(&key).map(|()| false),
         }
     };
     BatchEvictDiskReplica<'a>: |master, r| each(&r.keys, |key| {
@@ -524,11 +551,29 @@ fn no_nof() -> Error {
     Error::new(ErrorCode::UnavailableInCurrentMode, "this master does not support NVMe-oF targets")
 }
 
+// Managed weights.
+handlers! {
+    BeginWeightImport<'a>: |master, r| master.begin_weight_import(r.tenant, r.import);
+    CommitWeightImport<'a>: |master, r| master.commit_weight_import(r.tenant, r.commit);
+    AbortWeightImport<'a>: |master, r| master.abort_weight_import(r.tenant, r.change);
+    GetWeightRevision<'a>: |master, r| master.weight_revision(r.tenant, r.query);
+    ListWeightRevisions<'a>: |master, r| master.weight_revisions(r.tenant, r.list);
+    AcquireWeightRevisionLease<'a>: |master, r| master.lease_weights(r.tenant, r.request);
+    RenewWeightRevisionLease<'a>: |master, r| master.renew_weight_lease(r.tenant, r.renewal);
+    ReleaseWeightRevisionLease<'a>: |master, r| master.release_weight_lease(r.tenant, r.release);
+    DeleteWeightRevision<'a>: |master, r| master.delete_weights(r.tenant, r.change);
+    StartWeightResidencyOperation<'a>: |master, r| master.start_weight_move(r.tenant, r.movement);
+    QueryWeightOperation<'a>: |master, r| master.weight_move(r.tenant, r.operation);
+}
+
 // Objects that outlive the master or their client.
 handlers! {
     FetchInventory: |master, r| Ok(master.inventory(r.client, r.after));
     FetchTimedInventory: |master, r| Ok(master.timed_inventory(r.client, r.after));
-    MountKeptSegment<'a>: |master, r| master.mount_kept(r.client, &r.segment);
+    ReportReads: |master, r| Ok(master.report_reads(r.reader, r.ended));
+    CheckSpace<'a>: |master, r| Ok(master.check_space_of(r.tenant, &r.keys, &r.sizes, r.segment_name));
+    CountSegments: |master, _| Ok(master.segment_stats().len() as u64);
+    MountKeptSegment<'a>: |master, r| master.mount_with_objects(r.client, &r.segment);
     KeepExtents<'a>: |master, r| {
         if r.offsets.len() != r.lengths.len() {
             return Err(Error::invalid(format!(
@@ -539,7 +584,7 @@ handlers! {
         }
         let extents = r.offsets.iter().zip(r.lengths.iter());
         let extents: Vec<_> = extents.map(|(&offset, &len)| Extent { offset, len }).collect();
-        master.keep(r.client, r.segment, &extents, r.open)
+        master.reserve_extents(r.client, r.segment, &extents, r.open)
     };
     AnnounceReplicas<'a>: |master, r| each(&r.stored, |stored| master.announce(r.client, stored));
     AnnounceTimed<'a>: |master, r| {
@@ -552,7 +597,7 @@ handlers! {
         let announced = r.stored.iter().zip(lifetimes);
         announced.map(|(stored, lifetime)| master.announce_timed(r.client, stored, lifetime)).collect()
     };
-    ReleaseKept: |master, r| master.release_kept(r.client, r.segment);
+    ReleaseKept: |master, r| master.release_reserved(r.client, r.segment);
     ExchangePromise: |master, r| Ok(master.exchange_promise(r.client, r.promise_ms));
     DrainClient: |master, r| {
         let job = master.drain_client(r.client)?;
@@ -564,6 +609,8 @@ handlers! {
         })
     };
     FetchExpired: |master, r| Ok(master.expired(r.client, r.segment, r.after));
+    FetchUnclaimed: |master, r| Ok(master.unclaimed(r.client, r.segment, r.after));
+    ExchangeEpochs<'a>: |master, r| Ok(master.exchange_epochs_of(r.client, &r.epochs));
     AnnounceExpired<'a>: |master, r| {
         each(&r.stored, |stored| master.announce_expired(r.client, stored))
     };

@@ -1,7 +1,5 @@
 //! Hints of a put: the chain of its keys, and the group of a chain that is of use only as a whole.
 
-use std::sync::atomic::Ordering::Relaxed;
-
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::evict::MergeableOrder;
 use mooncake_core::hints::{KeepPart, PutHints};
@@ -9,6 +7,7 @@ use mooncake_core::replica::ReplicateConfig;
 
 use super::master::Master;
 use crate::directory::ChainHint;
+use crate::sync::atomic::Ordering::Relaxed;
 
 /// Beginning of the names of groups that the master gives to chains.
 const CHAIN_GROUP: &str = "chain:";

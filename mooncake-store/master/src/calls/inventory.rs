@@ -6,6 +6,7 @@
 //! is reserved, so that the rest can be used at once. Then the owner checks the bytes of each
 //! object and announces the intact ones, which become readable.
 
+use std::cmp::Ordering::Less;
 use std::time::Duration;
 
 use mooncake_core::alloc::{Extent, SegmentAllocator};
@@ -21,7 +22,7 @@ use mooncake_protocol::wire::{
 
 use super::master::Master;
 use crate::directory::{Object, Replicas, Shard, Value};
-use crate::jobs::recovery::{KnownReplica, Recovery};
+use crate::jobs::recovery::KnownReplica;
 use crate::model::lifetime::Lifetime;
 use crate::model::misses::MissCause;
 use crate::model::segment::{Allocation, GRAIN};
@@ -32,11 +33,11 @@ use crate::space::mount::{Mount, unknown};
 enum AnnouncedAge {
     /// The announced replica belongs to the known value.
     Same,
-    /// The same master wrote the announced value later.
+    /// The announced value was written later.
     Newer,
     /// The announced value is older, or this master wrote the known one.
     Older,
-    /// Different earlier masters wrote the two values, so their order is unknown.
+    /// Different earlier masters wrote the two values, and their order is unknown.
     Unclear,
 }
 
@@ -62,15 +63,23 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         let now = self.space().clock.now();
         let ledger = self.space().ledgers.lock().open(client, now);
         self.space().timers.schedule(now.after(self.space().options.client_ttl));
-        ledger.page(after, self.space().epoch, now, self.space().clock.wall_ms())
+        let epoch = self.space().epoch;
+        match ledger {
+            Some(ledger) => ledger.page(after, epoch, now, self.space().clock.wall_ms()),
+            // Nothing is recorded for this client, as if its changes had been dropped.
+            None => TimedInventoryPage {
+                page: InventoryPage { epoch, next: after, lost: true, whole: true, changes: Vec::new() },
+                lifetimes: Vec::new(),
+            },
+        }
     }
 
     /// Mounts memory with objects in it, like [`Master::mount`]. It accepts no new objects until
-    /// [`Master::keep`] has been called with `open`.
+    /// [`Master::reserve_extents`] has been called with `open`.
     ///
     /// # Errors
     /// Those of [`Master::mount`].
-    pub fn mount_kept(&self, client: ClientId, segment: &Segment) -> Result<()> {
+    pub fn mount_with_objects(&self, client: ClientId, segment: &Segment) -> Result<()> {
         self.mount_as(client, segment, Mount::WithObjects)
     }
 
@@ -80,7 +89,13 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     /// # Errors
     /// `SEGMENT_NOT_FOUND`; `ILLEGAL_CLIENT`; `INVALID_PARAMS` if the space is not free, or cannot
     /// be that of an object. The extents before it stay reserved.
-    pub fn keep(&self, client: ClientId, segment: SegmentId, extents: &[Extent], open: bool) -> Result<()> {
+    pub fn reserve_extents(
+        &self,
+        client: ClientId,
+        segment: SegmentId,
+        extents: &[Extent],
+        open: bool,
+    ) -> Result<()> {
         let _retired = self.space().retired.lock();
         let mounted = self.space().own_segment(client, segment)?.ok_or_else(|| unknown(&segment))?;
         for extent in extents {
@@ -97,7 +112,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     ///
     /// # Errors
     /// `ILLEGAL_CLIENT` if another client mounted the segment.
-    pub fn release_kept(&self, client: ClientId, segment: SegmentId) -> Result<()> {
+    pub fn release_reserved(&self, client: ClientId, segment: SegmentId) -> Result<()> {
         let _retired = self.space().retired.lock();
         if let Some(mounted) = self.space().own_segment(client, segment)? {
             mounted.release_reserved();
@@ -113,8 +128,9 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     /// # Errors
     /// `SEGMENT_NOT_FOUND`; `ILLEGAL_CLIENT`; `INVALID_PARAMS` (no such space was reserved, or key
     /// or length is impossible); `OBJECT_ALREADY_EXISTS` (a newer value exists; or the order of the
-    /// two is unknown, and both are dropped; or a snapshot shows that the value was removed or
-    /// replaced); `TENANT_NOT_REGISTERED`; `TENANT_QUOTA_EXCEEDED`.
+    /// two is unknown, and both are dropped; or the value was removed or replaced, as this master
+    /// or a snapshot knows; or the time for announcements is over); `TENANT_NOT_REGISTERED`;
+    /// `TENANT_QUOTA_EXCEEDED`.
     pub fn announce(&self, client: ClientId, replica: &StoredReplica) -> Result<()> {
         self.announce_as(client, replica, None, false)
     }
@@ -163,46 +179,40 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
                 )));
             }
         };
-        let checked = if expired {
-            Some(shard.expired.take(replica).map(|used| KnownReplica { used, lifetime: None }))
-        } else {
-            let check = |recovery: &Recovery| {
-                recovery.check_announced(hash, replica, now, self.space().clock.wall_ms())
-            };
-            self.jobs.recovery.get().map(check)
-        };
-        let mut known = match checked {
-            Some(Err(error)) => {
+        let known = match self.check_announced(&mut shard, hash, replica, lifetime, expired) {
+            Ok(known) => known,
+            Err(error) => {
                 held.quarantine(now, now);
                 return Err(error);
             }
-            Some(Ok(known)) => known,
-            None => KnownReplica::default(),
         };
-        if let Some(stored) = lifetime.filter(|_| known.lifetime.is_none()) {
-            let wall_ms = self.space().clock.wall_ms();
-            known.lifetime = Some(Lifetime::from_stored(stored, now, wall_ms));
-        }
-        if known.lifetime.is_some_and(|lifetime| has_ended(&shard, found, hash, lifetime, now)) {
-            held.quarantine(now, now);
-            let text = "cannot announce replica: the object has ended by itself";
-            return Err(Error::new(ErrorCode::ObjectAlreadyExists, text));
-        }
         let tenant = self.space().tenants.number(key.as_bytes());
         let Ok(_charged) = self.space().tenants.reserve(tenant, replica.len, 0) else {
             held.quarantine(now, now);
             return Err(self.space().quota_exceeded(tenant, key.as_bytes(), replica.len));
         };
+        self.space().announcements.returned.record(&key);
         let age = found.and_then(|slot| self.compare(&shard[slot], replica));
+        if age.is_some() && found.is_some_and(|slot| shard.end_of_lifetime(slot, now).is_some()) {
+            held.quarantine(now, now);
+            return Err(has_ended());
+        }
         match (found, age) {
             (None, _) => {
                 let slot = shard.add(hash, key, tenant);
                 self.admit_announced(&mut shard, slot, replica, held, known, now);
             }
-            (Some(slot), None) if shard[slot].write().is_none() => {
+            (Some(slot), None) if shard[slot].write().is_none_or(|write| write.promotes) => {
+                // The value on the disk may be older.
+                if let Some(promotion) = shard.take_write(slot) {
+                    let until = promotion.started.after(self.space().options.put_release);
+                    promotion.quarantine(self.space().quarantine_end(until), now);
+                }
                 self.admit_announced(&mut shard, slot, replica, held, known, now);
             }
             (Some(slot), Some(AnnouncedAge::Newer)) => {
+                // The copy in progress is one of the earlier value.
+                shard.lose_copy(slot, self.space().options.put_release, now);
                 self.admit_announced(&mut shard, slot, replica, held, known, now)
             }
             (Some(slot), Some(AnnouncedAge::Same)) => {
@@ -220,6 +230,59 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         }
         self.space().eviction.end_backoff();
         Ok(())
+    }
+
+    /// Checks whether an announced replica counts. Returns what is known of it. `listed` is true
+    /// for one that this master has listed.
+    fn check_announced(
+        &self,
+        shard: &mut Shard<A, E>,
+        hash: u64,
+        replica: &StoredReplica,
+        lifetime: Option<StoredLifetime>,
+        listed: bool,
+    ) -> Result<KnownReplica> {
+        let (now, wall_ms) = (self.space().clock.now(), self.space().clock.wall_ms());
+        let removed = || {
+            let text = "cannot announce replica: the object was removed or replaced since";
+            Error::new(ErrorCode::ObjectAlreadyExists, text)
+        };
+        if self.space().announcements.is_being_removed(&replica.key) {
+            return Err(removed());
+        }
+        let mut known = if listed {
+            let (used, lifetime) = shard.expired.take(replica)?;
+            KnownReplica { used: Some(used), lifetime }
+        } else if let Some((used, lifetime)) = shard.expired.take_unlisted(replica) {
+            KnownReplica { used: Some(used), lifetime }
+        } else {
+            let recovery = self.jobs.recovery.get();
+            let order = self.space().announcements.order.read();
+            let in_snapshot = match recovery {
+                Some(recovery) => recovery.check_announced(hash, replica, &order, now, wall_ms)?,
+                None => None,
+            };
+            drop(order);
+            let stamp = stamp(replica);
+            let found = shard.find(hash, &replica.key).and_then(|slot| shard[slot].value());
+            let is_here = found.is_some_and(|value| value.stamp == stamp);
+            // A value of this master is announced only if it is listed. The seeds of tests let two
+            // masters have one epoch.
+            let is_own = stamp.epoch == self.space().epoch && in_snapshot.is_none();
+            let written = (Some(stamp), Some(replica.writer));
+            let admitted = || self.space().admits_earlier(shard, hash, &replica.key, written);
+            if !is_here && (is_own || !admitted()) {
+                return Err(removed());
+            }
+            in_snapshot.unwrap_or_default()
+        };
+        if known.lifetime.is_none() {
+            known.lifetime = lifetime.map(|stored| Lifetime::from_stored(stored, now, wall_ms));
+        }
+        if known.lifetime.is_some_and(|lifetime| lifetime.end(now).is_some()) {
+            return Err(has_ended());
+        }
+        Ok(known)
     }
 
     /// Takes the reserved space of a replica.
@@ -246,13 +309,14 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     fn compare(&self, object: &Object<A>, replica: &StoredReplica) -> Option<AnnouncedAge> {
         let value = object.value()?;
         let stamp = stamp(replica);
+        let order = self.space().announcements.order.read().compare(value.stamp, stamp);
         Some(if value.stamp == stamp && value.len == replica.len {
             AnnouncedAge::Same
         } else if value.stamp.epoch == self.space().epoch {
             AnnouncedAge::Older
-        } else if value.stamp.epoch != stamp.epoch {
+        } else if order.is_none() {
             AnnouncedAge::Unclear
-        } else if value.stamp.number < stamp.number && object.copying().is_none() {
+        } else if order == Some(Less) {
             AnnouncedAge::Newer
         } else {
             AnnouncedAge::Older
@@ -288,7 +352,9 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
             len: replica.len,
             checksum: replica.checksum,
             writer: Writer::from(replica.writer),
-            superseded: false,
+            // The end of a write that began under the earlier master must not be taken for a
+            // repeated end of this one.
+            superseded: !is_planted("announced-value-confirms-ends"),
             stamp: stamp(replica),
             replicas,
         };
@@ -308,10 +374,11 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
 
     fn drop_value(&self, shard: &mut Shard<A, E>, slot: SlotId, now: Moment) {
         let lease = self.space().in_use_until(&shard[slot]);
-        if shard[slot].copying().is_none()
-            && let Some(value) = shard.take_value(slot)
-        {
+        shard.lose_copy(slot, self.space().options.put_release, now);
+        if let Some(value) = shard.take_value(slot, now) {
             value.quarantine(self.space().quarantine_end(lease), now);
+            // Neither value may return with another owner.
+            shard.record_removal_of(slot);
             shard.remove_if_empty(slot, MissCause::OwnerLost);
         }
     }
@@ -321,17 +388,10 @@ fn stamp(replica: &StoredReplica) -> Stamp {
     Stamp { epoch: replica.epoch, number: replica.number }
 }
 
-/// Returns whether an announced value has ended by itself. `found` is the object of its key.
-fn has_ended<A: SegmentAllocator, E: MergeableOrder>(
-    shard: &Shard<A, E>,
-    found: Option<SlotId>,
-    hash: u64,
-    lifetime: Lifetime,
-    now: Moment,
-) -> bool {
-    // Another replica of the value may have been read meanwhile.
-    let was_read = || found.is_none() && shard.why_absent(hash) == MissCause::DeletedAfterRead;
-    lifetime.end(now).is_some() || lifetime.ends_at_read && was_read()
+#[cold]
+fn has_ended() -> Error {
+    let text = "cannot announce replica: the object has ended by itself";
+    Error::new(ErrorCode::ObjectAlreadyExists, text)
 }
 
 /// Returns whether an object has exactly that replica.

@@ -6,11 +6,12 @@ use std::time::Duration;
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::Moment;
 use mooncake_core::evict::MergeableOrder;
-use mooncake_core::ids::{ObjectKey, ReplicaId, SlotId};
+use mooncake_core::ids::{ReplicaId, SlotId};
 use mooncake_core::replica::{Replica, ReplicaList, ReplicaLocation, ReplicaStatus};
 use mooncake_core::{Error, ErrorCode, Result};
 use smallvec::SmallVec;
 
+use mooncake_protocol::api::DEFAULT_TENANT;
 use mooncake_protocol::pack::{Pack, Writer};
 use mooncake_protocol::wire::pack_in_memory;
 
@@ -19,8 +20,9 @@ use super::master::Master;
 use crate::directory::object::not_found;
 use crate::directory::{Object, Shard};
 use crate::model::disk_replicas::DiskReplicas;
-use crate::model::pattern::compile;
+use crate::model::readers::ReadObject;
 use crate::model::segment::Allocation;
+use crate::sync::atomic::Ordering::Relaxed;
 
 impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     /// Returns whether an object can be read now. If so, grants a lease on it.
@@ -67,7 +69,25 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     /// # Errors
     /// Those of [`Master::locate`].
     pub(super) fn locate_of(&self, tenant: &str, key: &[u8], call: KeyInCall<'_>) -> Result<ReplicaList> {
-        self.locate_in(&self.of_tenant(tenant, key)?, call)
+        let mut list = self.locate_in(&self.of_tenant(tenant, key)?, call)?;
+        list.resolved_tenant = self.is_other_tenant(tenant).then(|| DEFAULT_TENANT.to_owned());
+        Ok(list)
+    }
+
+    /// Returns whether objects of this tenant are those of the default one, because the cluster has
+    /// no tenants.
+    fn is_other_tenant(&self, tenant: &str) -> bool {
+        !self.space().tenants.are_on() && !matches!(tenant, DEFAULT_TENANT | "")
+    }
+
+    /// Returns whether replicas of objects of this tenant may be described with compatible fields.
+    pub(super) fn may_have_members(&self, tenant: &str) -> bool {
+        self.has_localities() || self.is_other_tenant(tenant)
+    }
+
+    /// Returns whether a description of a replica in memory may have a locality.
+    pub(super) fn has_localities(&self) -> bool {
+        self.space().has_localities.load(Relaxed)
     }
 
     /// Returns the directory key of a key that is read, and counts a miss if the tenant is not
@@ -77,14 +97,19 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         self.scoped_if_known(tenant, key).inspect_err(unknown)
     }
 
-    fn locate_in(&self, key: &[u8], call: KeyInCall<'_>) -> Result<ReplicaList> {
+    pub(super) fn locate_in(&self, key: &[u8], call: KeyInCall<'_>) -> Result<ReplicaList> {
         self.read(key, call, |object| {
             let mut replicas = object.describe();
             let is_in_memory = |replica: &Replica| matches!(replica.location, ReplicaLocation::Memory(_));
             let in_memory = replicas.partition_point(is_in_memory);
             let turn = self.turn(in_memory);
             replicas[..in_memory].rotate_left(turn);
-            ReplicaList { replicas, lease: self.space().options.lease_ttl, checksum: object.checksum() }
+            ReplicaList {
+                replicas,
+                lease: self.space().options.lease_ttl,
+                checksum: object.checksum(),
+                resolved_tenant: None,
+            }
         })
     }
 
@@ -107,7 +132,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
                 Some(value) if object.disk().is_none() => {
                     // Collected once: a segment may be retired meanwhile, and the number of
                     // replicas comes first.
-                    let mut live: SmallVec<[_; 4]> = value.live().collect();
+                    let mut live: SmallVec<[_; 4]> = value.readable().collect();
                     let turn = self.turn(live.len());
                     live.rotate_left(turn);
                     let places = live.into_iter().map(Allocation::position);
@@ -118,40 +143,6 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
             self.space().options.lease_ttl.pack(out);
             object.checksum().pack(out);
         })
-    }
-
-    /// Returns the replicas of each object whose key matches the pattern, and grants leases.
-    ///
-    /// Patterns are those of ECMAScript, without back references and look-around. They match bytes:
-    /// `.` is any byte but the end of a line.
-    ///
-    /// # Errors
-    /// `INVALID_PARAMS` if the text is not a pattern, or is too large.
-    pub fn locate_matching(&self, pattern: &str) -> Result<Vec<(ObjectKey, Vec<Replica>)>> {
-        let pattern = compile(pattern)?;
-        Ok(self.locate_where(|key| pattern.is_match(key)))
-    }
-
-    /// Returns the replicas of each object whose key `wanted` accepts.
-    pub(crate) fn locate_where(&self, wanted: impl Fn(&[u8]) -> bool) -> Vec<(ObjectKey, Vec<Replica>)> {
-        let now = self.space().clock.now();
-        let lease = self.space().lease_from(now);
-        let mut found = Vec::new();
-        self.space().directory.visit(|shard, slot| {
-            let object = &shard[slot];
-            if !wanted(object.key.as_bytes()) || shard.end_of_lifetime(slot, now).is_some() {
-                return;
-            }
-            let object = &mut shard[slot];
-            let replicas = object.describe();
-            if !replicas.is_empty() {
-                found.push((object.key.clone(), replicas));
-                object.grant_lease(lease);
-                self.space().directory.touch(shard, slot, &self.space().next_place());
-                self.space().end_at_read(shard, slot);
-            }
-        });
-        found
     }
 
     /// Checks that a key is known, readable or not, without a lease or a count.
@@ -168,16 +159,32 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     /// # Errors
     /// Those of [`Master::locate`].
     pub fn peek(&self, key: &[u8]) -> Result<Vec<Replica>> {
+        self.peek_with_checksum(key).map(|(replicas, _)| replicas)
+    }
+
+    /// Returns the replicas of an object, and the checksum of the same value.
+    fn peek_with_checksum(&self, key: &[u8]) -> Result<(Vec<Replica>, Option<u64>)> {
         let hash = self.space().directory.hash(key);
         let shard = self.space().directory.lock(hash);
         let slot = shard.find(hash, key).ok_or_else(not_found)?;
         let object = &shard[slot];
         let has_ended = shard.end_of_lifetime(slot, self.space().clock.now()).is_some();
         let replicas = if has_ended { Vec::new() } else { object.describe() };
-        if replicas.is_empty() { Err(unreadable(object)) } else { Ok(replicas) }
+        if replicas.is_empty() { Err(unreadable(object)) } else { Ok((replicas, object.checksum())) }
     }
 
-    /// Returns the remaining time of the leases on an object or its group; `None` without a lease.
+    /// Returns the replicas of an object of a tenant like [`Master::peek`]. The response has no
+    /// lease.
+    ///
+    /// # Errors
+    /// Those of [`Master::locate`].
+    pub(super) fn list_of(&self, tenant: &str, key: &[u8]) -> Result<ReplicaList> {
+        let key = self.scoped_if_known(tenant, key)?;
+        let (replicas, checksum) = self.peek_with_checksum(&key)?;
+        Ok(ReplicaList { replicas, lease: Duration::ZERO, checksum, resolved_tenant: None })
+    }
+
+    /// Returns the time for which leases protect an object or its group; `None` without a lease.
     pub fn leased_for(&self, key: &[u8]) -> Option<Duration> {
         let now = self.space().clock.now();
         let hash = self.space().directory.hash(key);
@@ -185,20 +192,16 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         let object = shard.find(hash, key).map(|slot| &shard[slot])?;
         let group = object.group().map_or(Moment(0), |group| group.lease());
         let until = object.lease.max(group);
+        let now = now.after(self.space().options.unprotected_lease);
         (until > now).then(|| until.since(now))
     }
 
-    /// Returns every key with a readable value, in no order.
-    pub fn keys(&self) -> Vec<ObjectKey> {
-        let (now, mut keys) = (self.space().clock.now(), Vec::new());
-        self.space().directory.visit(|shard, slot| {
-            let object = &shard[slot];
-            let exists = object.value().is_some() || object.disk().is_some();
-            if exists && shard.end_of_lifetime(slot, now).is_none() {
-                keys.push(object.key.clone());
-            }
-        });
-        keys
+    /// Lets the removal of an object that has ended with this read wait for the end of the read.
+    fn await_end_of_read(&self, shard: &Shard<A, E>, slot: SlotId, call: KeyInCall<'_>) {
+        let (object, was_read) = (&shard[slot], shard.lifetime(slot).is_some_and(|it| it.was_read));
+        if let (true, Some(value), Some((reader, number))) = (was_read, object.value(), call.read) {
+            reader.await_object(number, object.lease, ReadObject { hash: object.hash, stamp: value.stamp });
+        }
     }
 
     /// Grants a lease and passes the object to `show`.
@@ -206,7 +209,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         let now = call.now().unwrap_or_else(|| self.space().clock.now());
         let hash = self.hash_of(key, call);
         let mut shard = self.space().directory.lock(hash);
-        shard.reads.asked += 1;
+        shard.reads.requests += 1;
         let found = shard.find(hash, key);
         let can_read = |slot: &SlotId| match call.located {
             Some(id) => is_readable_again(&shard, *slot, id, now),
@@ -222,10 +225,16 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
             self.count_miss(&mut shard, key, hash, found, now, call);
         }
         let object = &mut shard[slot];
-        let in_memory = object.value().filter(|value| value.live().next().is_some()).map(|value| value.len);
+        let in_memory =
+            object.value().filter(|value| value.readable().next().is_some()).map(|value| value.len);
         let len = in_memory.or_else(|| object.disk().map(|disk| disk.len)).unwrap_or_default();
         let shown = show(object);
-        object.grant_lease(self.space().lease_from(now));
+        let lease = self.space().lease_from(now);
+        object.grant_lease(lease);
+        match call.read {
+            Some((reader, number)) => object.reads.add(reader, number, object.lease),
+            None => object.reads.add_unreported(lease),
+        }
         let place = call.place().unwrap_or_else(|| self.space().next_place());
         self.space().directory.touch(&mut shard, slot, &place);
         if in_memory.is_none() {
@@ -234,6 +243,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         let sampled = self.sampled_bytes(&shard, slot);
         if shard[slot].is_limited {
             self.space().end_at_read(&mut shard, slot);
+            self.await_end_of_read(&shard, slot, call);
         }
         shard.reads.hits += 1;
         shard.reads.hit_bytes = shard.reads.hit_bytes.saturating_add(len);
@@ -276,23 +286,34 @@ fn is_readable_again<A: SegmentAllocator, E: MergeableOrder>(
     let Some(lifetime) = shard.lifetime(slot).filter(|lifetime| lifetime.ends_at_read) else {
         return is_readable(shard, slot, now);
     };
-    let is_there = object.value().is_some_and(|value| value.live().any(|held| held.id == replica));
+    let is_there = object.value().is_some_and(|value| value.readable().any(|held| held.id == replica));
     is_there && if lifetime.was_read { object.lease > now } else { lifetime.until > now }
 }
 
 fn has_replica<A: SegmentAllocator>(object: &Object<A>) -> bool {
-    object.value().is_some_and(|value| value.live().next().is_some())
-        || object.disk().is_some_and(DiskReplicas::is_live)
+    object.value().is_some_and(|value| value.readable().next().is_some())
+        || object.disk().is_some_and(DiskReplicas::is_readable)
 }
 
-/// Returns the error for an object without a live replica.
-fn unreadable<A: SegmentAllocator>(object: &Object<A>) -> Error {
+/// Returns the error for an object without a replica that can be read.
+pub(super) fn unreadable<A: SegmentAllocator>(object: &Object<A>) -> Error {
     let key = object.key.as_bytes();
     match object.write() {
         Some(_) => Error::new(
             ErrorCode::ReplicaIsNotReady,
             format!("the first write of the object is in progress. key={}", key.escape_ascii()),
         ),
+        None if is_of_silent_owners(object) => Error::new(
+            ErrorCode::ReplicaIsNotReady,
+            format!("the owners of the object send no heartbeats. key={}", key.escape_ascii()),
+        ),
         None => not_found(),
     }
+}
+
+/// Returns whether all owners of an object send no heartbeats, and have not expired.
+fn is_of_silent_owners<A: SegmentAllocator>(object: &Object<A>) -> bool {
+    let has_live = object.value().is_some_and(|value| value.live().next().is_some())
+        || object.disk().is_some_and(DiskReplicas::is_live);
+    has_live && !has_replica(object)
 }

@@ -1,18 +1,20 @@
 //! The master.
 
 use std::fmt;
-use std::sync::atomic::AtomicBool;
 
 use mooncake_core::alloc::{BuiltinAllocator, SegmentAllocator};
 use mooncake_core::clock::{Rng, SharedClock, SystemClock};
 use mooncake_core::evict::{BuiltinPolicy, MergeableOrder};
-use parking_lot::Mutex;
+use mooncake_protocol::wire::WeightId;
 
 use super::announce_pace::AnnouncePace;
 use super::client_table::ClientTable;
 use crate::jobs::Jobs;
 use crate::model::options::MasterOptions;
 use crate::space::Space;
+use crate::space::group_rests::RunBlocking;
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 /// Metadata of a cluster.
 ///
@@ -28,6 +30,8 @@ pub struct Master<A: SegmentAllocator = BuiltinAllocator, E: MergeableOrder = Bu
     pub(crate) announcements: AnnouncePace,
     /// True once a put had the hint that the front of its chain stays.
     pub(crate) keeps_fronts: AtomicBool,
+    /// Last revision of managed weights whose objects were inspected; none before the first one.
+    pub(crate) weight_position: Mutex<Option<WeightId>>,
 }
 
 impl Master {
@@ -69,7 +73,21 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
             clients: Mutex::default(),
             announcements: AnnouncePace::default(),
             keeps_fronts: AtomicBool::new(false),
+            weight_position: Mutex::default(),
         })
+    }
+
+    /// Sets the function that runs a long part of a call, such as the eviction of very many objects
+    /// for one put, so that other calls of the same thread need not wait. Only the first call of
+    /// this method has an effect.
+    pub fn set_run_blocking(&self, run_blocking: RunBlocking) {
+        let _ = self.space().run_blocking.set(run_blocking);
+    }
+
+    /// Returns the logical time, which grows with each copy and promotion that begins. A request
+    /// that was read at an earlier logical time than that of a copy is not about that copy.
+    pub fn logical_time(&self) -> u64 {
+        self.space().logical_time.load(SeqCst)
     }
 
     /// Returns the options that this master was created with.

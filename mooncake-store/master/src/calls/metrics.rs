@@ -6,12 +6,14 @@ use std::sync::Arc;
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::evict::MergeableOrder;
 use mooncake_protocol::metrics::{Families, collector};
+use mooncake_protocol::wire::{WeightAvailability, WeightResidency};
 use prometheus::core::Collector;
 
 use super::master::Master;
 use crate::model::curve::CurveReport;
 use crate::model::stats::{DiskStats, SegmentStats, Stats};
 use crate::model::tenants::TenantInfo;
+use crate::model::weights::WeightStats;
 
 /// Value of a tenant.
 type TenantValue = fn(&TenantInfo) -> u64;
@@ -40,6 +42,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     pub fn add_metrics(&self, families: &mut Families) {
         let stats = self.stats();
         add_storage(families, &stats);
+        add_liveness(families, &stats);
         let watermark = (stats.capacity() as f64 * self.options().high_watermark) as u64;
         let help = "Used bytes above which the background evicts";
         families.gauge("master_eviction_high_watermark_bytes", help, watermark);
@@ -51,6 +54,79 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         let help = "Watched uses that the eviction policy has learned from";
         families.gauge("master_eviction_learned_uses", help, learned);
         add_curve(families, &self.memory_curve());
+        add_weights(families, &self.weight_stats());
+        self.add_offboarding(families);
+    }
+}
+
+impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
+    /// Adds the removals of expired clients, with the names of Mooncake C++ 0.3.14.
+    fn add_offboarding(&self, families: &mut Families) {
+        let prefix = "master_client_offboarding";
+        let help = "Time to remove the segments of expired clients in milliseconds";
+        families.histogram(&format!("{prefix}_duration_ms"), help, 1.0, &self.space().counters.removal_ms);
+        let help = "Expired clients that wait for their removal, always 0: a tick removes them";
+        families.gauge(&format!("{prefix}_queue_depth"), help, 0);
+        for (what, help) in [
+            ("retries", "Removals of expired clients that failed, always 0: none can fail"),
+            ("alerts", "Removals of expired clients that failed often, always 0: none can fail"),
+        ] {
+            families.counter(&format!("{prefix}_{what}_total"), help, 0);
+        }
+    }
+}
+
+/// Adds the numbers of managed weights, with the names of Mooncake C++ 0.3.14.
+fn add_weights(families: &mut Families, stats: &WeightStats) {
+    let names = WeightAvailability::ALL.iter().map(|availability| match availability {
+        WeightAvailability::Importing => "importing",
+        WeightAvailability::Ready => "ready",
+        WeightAvailability::Degraded => "degraded",
+        WeightAvailability::Deleting => "deleting",
+        WeightAvailability::Deleted => "deleted",
+    });
+    let values = names.zip(stats.by_availability).map(|(name, count)| ([("availability", name)], count));
+    families.gauges("master_weight_revisions", "Revisions of managed weights by availability", values);
+    let names = WeightResidency::ALL.iter().map(|residency| match residency {
+        WeightResidency::Unknown => "unknown",
+        WeightResidency::Hot => "hot",
+        WeightResidency::Cold => "cold",
+        WeightResidency::Mixed => "mixed",
+        WeightResidency::Absent => "absent",
+    });
+    let values = names.zip(stats.by_residency).map(|(name, count)| ([("residency", name)], count));
+    families.gauges("master_weight_revision_residency", "Revisions of managed weights by residency", values);
+    for (name, help, value) in [
+        ("active_leases", "Leases on revisions of managed weights", stats.leases),
+        ("pending_operations", "Moves of managed weights in progress", stats.moves),
+        (
+            "oldest_operation_age_ms",
+            "Age of the oldest move of managed weights in progress, in milliseconds",
+            stats.oldest_move_ms,
+        ),
+    ] {
+        families.gauge(&format!("master_weight_{name}"), help, value);
+    }
+    let help = "Moves of managed weights that failed, and changes that could not be recorded";
+    families.counter("master_weight_reconciliation_failures_total", help, stats.failures);
+}
+
+/// Adds the liveness of clients, with the names of Mooncake C++ 0.3.14.
+fn add_liveness(families: &mut Families, stats: &Stats) {
+    let prefix = "master_client_liveness";
+    for (name, help, value) in [
+        ("active", "Clients whose heartbeats are not overdue", stats.clients - stats.suspected_clients),
+        ("suspected", "Clients whose heartbeats are overdue", stats.suspected_clients),
+        ("offline", "Expired clients that are still known, always 0", 0),
+    ] {
+        families.gauge(&format!("{prefix}_{name}_clients"), help, value);
+    }
+    for (name, help, value) in [
+        ("suspected_transitions", "Times that a client became suspected", stats.suspicions),
+        ("recoveries", "Times that a suspected client sent a heartbeat", stats.recoveries),
+        ("offline_transitions", "Clients that expired", stats.expired_clients),
+    ] {
+        families.counter(&format!("{prefix}_{name}_total"), help, value);
     }
 }
 
@@ -60,8 +136,22 @@ fn add_storage(families: &mut Families, stats: &Stats) {
         ("master_total_capacity_bytes", "Capacity of all segments in bytes", stats.capacity()),
         ("master_key_count", "Number of keys", stats.keys),
         ("master_soft_pin_key_count", "Number of soft-pinned objects", stats.soft_pinned),
-        ("master_active_clients", "Clients with a heartbeat within --client_ttl", stats.clients),
+        (
+            "master_active_clients",
+            "Clients whose heartbeats are not overdue",
+            stats.clients - stats.suspected_clients,
+        ),
         ("master_puts_in_progress", "Writes in progress", stats.writing),
+        (
+            "master_inventory_pending_bytes",
+            "Memory of changes that owners of segments have not fetched, in bytes",
+            stats.ledger_bytes,
+        ),
+        (
+            "master_inventory_pending_limit_bytes",
+            "Limit of the memory of changes that owners of segments have not fetched, in bytes",
+            stats.ledger_limit,
+        ),
         ("mem_cache_nums_", "Objects in memory", stats.objects),
         (
             "file_cache_nums_",
@@ -132,16 +222,35 @@ fn add_evictions(families: &mut Families, stats: &Stats) {
         ("master_attempted_evictions_mem", attempts, attempted),
         ("master_evicted_key_count_mem", "Evicted objects", stats.evicted_keys),
         ("master_evicted_size_bytes_mem", "Evicted bytes", stats.evicted_bytes),
-        ("master_put_start_alloc_failures_total", "Puts refused because no segment had space", stats.no_room),
+        (
+            "master_put_start_alloc_failures_total",
+            "Puts refused because no segment had space",
+            stats.out_of_space,
+        ),
         (
             "master_put_start_partial_allocations_total",
             "Puts with fewer replicas than requested",
             stats.partial,
         ),
+        (
+            "master_put_start_object_already_exists_total",
+            "Puts of one object refused because the object exists",
+            stats.existed,
+        ),
+        (
+            "master_batch_put_start_object_already_exists_total",
+            "Objects of batch puts refused because they exist",
+            stats.existed_in_batches,
+        ),
         ("master_put_start_discard_cnt", "Abandoned writes that were revoked", stats.discarded),
         ("master_put_start_release_cnt", "Revoked writes whose allocation expired", stats.released),
         ("master_hot_replicas_proposed_total", "Requested replicas of hot objects", stats.hot_proposed),
         ("master_hot_replicas_made_total", "Completed replicas of hot objects", stats.hot_made),
+        (
+            "master_inventory_dropped_total",
+            "Owners of segments that lost their unfetched changes to the limit",
+            stats.ledgers_dropped,
+        ),
         ("master_hot_replicas_dropped_total", "Dropped replicas of hot objects", stats.hot_dropped),
     ] {
         families.counter(name, help, value);
@@ -154,6 +263,23 @@ fn add_disks(families: &mut Families, disks: &DiskStats) {
     families.gauge("master_allocated_file_size_bytes", help, disks.used);
     let help = "Reported capacity of disks of clients in bytes";
     families.gauge("master_total_file_capacity_bytes", help, disks.capacity);
+    for (what, help, value) in [
+        ("enqueued", "Objects queued for disks of clients", disks.offloads_enqueued),
+        (
+            "enqueue_rejected",
+            "Objects that no queue took: it was full, or the disk takes none",
+            disks.offloads_rejected,
+        ),
+        ("completed", "Objects written to disks of clients on request", disks.offloads_completed),
+        ("cancelled", "Queued objects that were removed or replaced", disks.offloads_cancelled),
+        (
+            "failed",
+            "Queued objects that the owner of the disk could not write, or never reported on",
+            disks.offloads_failed,
+        ),
+    ] {
+        families.counter(&format!("master_offload_{what}_total"), help, value);
+    }
     families.gauge("master_promotion_in_flight", "Promotions in progress", disks.promotions_in_flight);
     for (what, help, value) in [
         ("admitted", "Promotions that were started", disks.promotions_admitted),

@@ -1,9 +1,8 @@
 //! Promotions: calls of a client that reads objects back from its disk into memory.
 
-use std::sync::atomic::Ordering::Relaxed;
-
 use mooncake_core::alloc::SegmentAllocator;
-use mooncake_core::evict::{MergeableOrder, Place};
+use mooncake_core::evict::MergeableOrder;
+use mooncake_core::fault_injection::is_planted;
 use mooncake_core::ids::{ClientId, SlotId};
 use mooncake_core::replica::{Replica, ReplicateConfig};
 use mooncake_core::{Error, ErrorCode, Result};
@@ -11,10 +10,11 @@ use mooncake_protocol::wire::OffloadItem;
 
 use super::master::Master;
 use crate::directory::object::not_found;
-use crate::directory::{Object, Replicas, Shard, Value, Write};
-use crate::model::disk::{count, not_offered};
+use crate::directory::{CopyOutcome, Object, Replicas, Shard, Value, Write};
+use crate::model::disk::{PromotionCause, count, not_offered};
 use crate::model::misses::MissCause;
-use crate::model::value::Stamp;
+use crate::model::value::{Stamp, Writer};
+use crate::sync::atomic::Ordering::Relaxed;
 
 impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     /// Returns the objects that a client is to promote. They are returned once.
@@ -25,11 +25,11 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         let owner = self.space().disks.get(client).ok_or_else(not_offered)?;
         let now = self.space().clock.now();
         self.space().disks.mark_seen(client, now);
-        let Some(options) = self.space().options.disks.as_ref().and_then(|disks| disks.promotion) else {
-            return Ok(Vec::new());
-        };
+        let options = self.space().options.disks.as_ref().and_then(|disks| disks.promotion);
         let mut items = Vec::new();
-        for key in owner.next_promotions(options.per_heartbeat, now) {
+        // Without promotions by reads, prefetches that the owner never ended expire here.
+        let most = options.map_or(0, |options| options.per_heartbeat);
+        for key in owner.next_promotions(most, now) {
             let hash = self.space().directory.hash(key.as_bytes());
             let shard = self.space().directory.lock(hash);
             let object = shard.find(hash, key.as_bytes()).map(|slot| &shard[slot]);
@@ -44,26 +44,28 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         Ok(items)
     }
 
-    /// Allocates space for an object that its owner promotes.
+    /// Allocates space for an object that its owner promotes. A repeated start with the same number
+    /// returns the same space.
     ///
     /// # Errors
     /// `OBJECT_NOT_FOUND`; `REPLICA_IS_NOT_READY` if the client was not asked to, or not any more;
     /// `INVALID_PARAMS` for another length; `NO_AVAILABLE_HANDLE`, because a promotion evicts at
-    /// most objects of less value.
+    /// most objects of less value; `INVALID_VERSION` (a promotion with this number has ended).
     pub fn promotion_start(
         &self,
-        client: ClientId,
+        promoter: impl Into<Writer>,
         key: &[u8],
         len: u64,
         preferred: &[&str],
     ) -> Result<Replica> {
-        let value = match self.place_promotion(client, key, len, preferred)? {
+        let promoter = promoter.into();
+        let value = match self.place_promotion(promoter, key, len, preferred)? {
             PromotionStart::Placed(replica) => return Ok(replica),
             PromotionStart::NoSpace { value } => value.ok_or_else(|| no_space(len))?,
         };
         let now = self.space().clock.now();
         if self.space().free_space_for_value(len, value, now)
-            && let PromotionStart::Placed(replica) = self.place_promotion(client, key, len, preferred)?
+            && let PromotionStart::Placed(replica) = self.place_promotion(promoter, key, len, preferred)?
         {
             return Ok(replica);
         }
@@ -73,7 +75,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     /// Starts a promotion in free space.
     fn place_promotion(
         &self,
-        client: ClientId,
+        promoter: Writer,
         key: &[u8],
         len: u64,
         preferred: &[&str],
@@ -81,12 +83,25 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         let now = self.space().clock.now();
         let hash = self.space().directory.hash(key);
         let mut shard = self.space().directory.lock(hash);
+        if shard.copy_outcome(promoter).is_some() {
+            return Err(Error::new(
+                ErrorCode::InvalidVersion,
+                "cannot start promotion: it has ended already",
+            ));
+        }
         let slot = shard.find(hash, key).ok_or_else(not_found)?;
         shard.prune(slot, now, self.space().options.put_release);
-        let asked = self.space().disks.get(client).is_some_and(|owner| owner.is_promoting(key));
+        let is_requested =
+            self.space().disks.get(promoter.client).is_some_and(|owner| owner.is_promoting(key));
         let object = &shard[slot];
+        let repeats =
+            |write: &&Write<A>| write.promotes && write.len == len && write.writer.repeats(promoter);
+        let again = object.write().filter(repeats).map(Write::describe);
+        if let Some(replica) = again.and_then(|replicas| replicas.into_iter().next()) {
+            return Ok(PromotionStart::Placed(replica));
+        }
         let disk = object.disk().filter(|_| object.value().is_none() && object.write().is_none());
-        let Some(disk) = disk.filter(|_| asked) else { return Err(nothing_promoted()) };
+        let Some(disk) = disk.filter(|_| is_requested) else { return Err(nothing_promoted()) };
         if disk.len != len {
             return Err(Error::invalid(format!(
                 "cannot promote object: length differs. expected={} len={len}",
@@ -104,27 +119,38 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
                 value: self.space().directory.value_in_memory(&mut shard, slot),
             });
         };
-        let mut write = Write::new(client.into(), now, len, space);
-        write.promotes = true;
+        let mut write = Write::new(promoter, now, len, space);
+        (write.promotes, write.begun) = (true, self.space().next_logical_time());
         let replica = write.describe().into_iter().next().ok_or_else(|| no_space(len))?;
         shard.put_write(slot, write, charged.spend());
         Ok(PromotionStart::Placed(replica))
     }
 
-    /// Ends a promotion: the object is readable from memory again, and stays on disk.
+    /// Ends a promotion: the object is readable from memory again, and stays on disk. Repeating the
+    /// call of a numbered promotion has no effect.
     ///
     /// # Errors
     /// `OBJECT_NOT_FOUND`; `REPLICA_IS_NOT_READY` if this client has no promotion of it in
     /// progress.
-    pub fn promoted(&self, client: ClientId, key: &[u8]) -> Result<()> {
+    pub fn promoted(&self, promoter: impl Into<Writer>, key: &[u8]) -> Result<()> {
+        self.promoted_at(promoter.into(), key, None)
+    }
+
+    /// Ends a promotion like [`Master::promoted`]. The server had read the request at the logical
+    /// time `receipt`; a promotion that began later is another one.
+    pub(super) fn promoted_at(&self, promoter: Writer, key: &[u8], receipt: Option<u64>) -> Result<()> {
         let now = self.space().clock.now();
         let hash = self.space().directory.hash(key);
         let mut shard = self.space().directory.lock(hash);
+        if shard.copy_outcome(promoter) == Some(CopyOutcome::Made) {
+            return Ok(());
+        }
         let slot = shard.find(hash, key).ok_or_else(not_found)?;
-        let checksum = shard[slot].disk().and_then(|disk| disk.checksum);
-        let (asked, write) = self.take_promotion(&mut shard, slot, client);
+        let on_disk = shard[slot].disk().map(|disk| (disk.checksum, disk.stamp));
+        let (checksum, stamp) = on_disk.unwrap_or((None, Stamp::UNKNOWN));
+        let (cause, write) = self.take_promotion(&mut shard, slot, promoter, receipt);
         let write = write.ok_or_else(|| {
-            if asked {
+            if cause.is_some() {
                 count(&self.space().disks.promotions.failed);
             }
             nothing_promoted()
@@ -137,34 +163,65 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
             count(&self.space().disks.promotions.failed);
             return Err(nothing_promoted());
         }
+        shard.record_copy_end(promoter, CopyOutcome::Made);
         count(&self.space().disks.promotions.completed);
         self.space().disks.promotions.bytes.fetch_add(write.len, Relaxed);
-        let use_number = self.space().directory.next_use_number();
         let value = Value {
             len: write.len,
             checksum,
             writer: write.writer,
             superseded: false,
-            stamp: Stamp { epoch: self.space().epoch, number: use_number },
+            stamp: self.stamp_of_promotion(stamp),
             replicas: live,
         };
-        self.space().directory.put_value(&mut shard, slot, value, &Place::numbered(use_number));
+        self.space().announcements.returned.record(&shard[slot].key);
+        self.space().directory.put_value(&mut shard, slot, value, &self.space().next_place());
+        if cause == Some(PromotionCause::Prefetch) && !is_planted("prefetch-without-lease") {
+            shard[slot].grant_lease(self.space().lease_from(now));
+        }
         drop(shard);
         self.space().eviction.end_backoff();
         Ok(())
+    }
+
+    /// Returns the stamp of a value that is promoted. `on_disk` is its stamp, as far as that is
+    /// known. A value of an earlier master stays one: a later value may be announced.
+    fn stamp_of_promotion(&self, on_disk: Stamp) -> Stamp {
+        let (own, number) = (self.space().epoch, self.space().directory.next_stamp_number());
+        match on_disk.epoch {
+            epoch if epoch == own || is_planted("promotion-makes-newer") => Stamp { epoch: own, number },
+            // Epochs are random, so no other master gives this number.
+            Stamp::BEFORE => Stamp { epoch: Stamp::BEFORE, number: own.wrapping_add(number) },
+            _ => on_disk,
+        }
     }
 
     /// Ends a promotion that failed.
     ///
     /// # Errors
     /// `OBJECT_NOT_FOUND`.
-    pub fn promotion_failed(&self, client: ClientId, key: &[u8]) -> Result<()> {
+    pub fn promotion_failed(&self, promoter: impl Into<Writer>, key: &[u8]) -> Result<()> {
+        self.promotion_failed_at(promoter.into(), key, None)
+    }
+
+    /// Ends a promotion like [`Master::promotion_failed`], with a time as in
+    /// [`promoted_at`](Self::promoted_at).
+    pub(super) fn promotion_failed_at(
+        &self,
+        promoter: Writer,
+        key: &[u8],
+        receipt: Option<u64>,
+    ) -> Result<()> {
         let now = self.space().clock.now();
         let hash = self.space().directory.hash(key);
         let mut shard = self.space().directory.lock(hash);
+        if shard.copy_outcome(promoter).is_some() {
+            return Ok(());
+        }
+        shard.record_copy_end(promoter, CopyOutcome::Revoked);
         let slot = shard.find(hash, key).ok_or_else(not_found)?;
-        let (asked, write) = self.take_promotion(&mut shard, slot, client);
-        if asked {
+        let (cause, write) = self.take_promotion(&mut shard, slot, promoter, receipt);
+        if cause.is_some() {
             count(&self.space().disks.promotions.failed);
         }
         if let Some(write) = write {
@@ -176,21 +233,28 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         Ok(())
     }
 
-    /// Ends a promotion. Returns whether the client was asked for it, and its write.
+    /// Ends a promotion, unless the call is about an earlier one of the same object. Returns its
+    /// cause if it was in progress, and its write.
     fn take_promotion(
         &self,
         shard: &mut Shard<A, E>,
         slot: SlotId,
-        client: ClientId,
-    ) -> (bool, Option<Write<A>>) {
-        let asked = self
-            .space()
-            .disks
-            .get(client)
-            .is_some_and(|owner| owner.end_promotion(shard[slot].key.as_bytes()));
-        let mine = |write: &Write<A>| write.promotes && write.writer.client == client;
-        let write = if shard[slot].write().is_some_and(mine) { shard.take_write(slot) } else { None };
-        (asked, write)
+        promoter: Writer,
+        receipt: Option<u64>,
+    ) -> (Option<PromotionCause>, Option<Write<A>>) {
+        let client = promoter.client;
+        let own = shard[slot].write().filter(|write| write.promotes && write.writer.client == client);
+        let is_earlier = |write: &Write<A>| {
+            let is_late = receipt.is_some_and(|receipt| receipt < write.begun);
+            (write.writer != promoter || is_late) && !is_planted("copy-end-any")
+        };
+        if own.is_some_and(is_earlier) {
+            return (None, None);
+        }
+        let is_own = own.is_some();
+        let owner = self.space().disks.get(client);
+        let cause = owner.and_then(|owner| owner.end_promotion(shard[slot].key.as_bytes()));
+        (cause, if is_own { shard.take_write(slot) } else { None })
     }
 }
 

@@ -17,6 +17,7 @@ use mooncake_protocol::wire::pack_in_memory;
 
 use super::chains::KeyInCall;
 use super::master::Master;
+use super::weights::managed;
 use crate::directory::object::not_found;
 use crate::directory::{Object, Replicas, Shard, Value, Write};
 use crate::model::disk_replicas::DiskReplicas;
@@ -49,6 +50,8 @@ pub struct Put<'a> {
     /// Group of the object, empty for none. The list in `config` is for batches; here it only tells
     /// whether the request has groups.
     pub group: &'a str,
+    /// Name of the session that writes the object.
+    pub session: Option<&'a [u8]>,
 }
 
 impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
@@ -140,7 +143,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         if let Some(shown) = self.overwrite(hash, put, place, &show)? {
             return Ok(shown);
         }
-        self.space().counters.no_room();
+        self.space().counters.out_of_space();
         record_refusal(&mut self.space().directory.lock(hash), hash, put.key, MissCause::PutFailed);
         Err(Error::new(
             ErrorCode::NoAvailableHandle,
@@ -193,7 +196,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
             // Nothing of that type was allocated, so there is nothing to end.
             CallerRole::OfWrite => return Ok(()),
             CallerRole::OfValue | CallerRole::OfOlder => return Err(nothing_in_progress(key)),
-            CallerRole::Nobody => return Err(other_writer(key)),
+            CallerRole::Unrelated => return Err(other_writer(key)),
         }
         shard.prune(slot, now, self.space().options.put_release);
         let _held = self.space().tenants.hold(shard[slot].tenant(), shard[slot].charged_bytes());
@@ -212,7 +215,13 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         }
         let number = use_number.unwrap_or_else(|| self.space().directory.next_use_number());
         let place = Place { number, ..write.place };
-        self.complete(&mut shard, slot, write, checksum, &place, now);
+        // Unlike the number of the use, the stamp never comes from the batch.
+        let stamp = match use_number {
+            Some(number) if is_planted("stamp-before-lock") => number,
+            _ => self.space().directory.next_stamp_number(),
+        };
+        let stamp = Stamp { epoch: self.space().epoch, number: stamp };
+        self.complete(&mut shard, slot, write, checksum, &place, stamp, now);
         let (parent, sampled) = (shard.parent(slot), self.sampled_bytes(&shard, slot));
         drop(shard);
         if let Some(bytes) = sampled {
@@ -242,7 +251,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
             CallerRole::OfWrite if in_memory(replicas) => {}
             CallerRole::OfWrite => return Ok(()),
             CallerRole::OfValue | CallerRole::OfOlder => return Err(nothing_in_progress(key)),
-            CallerRole::Nobody => return Err(other_writer(key)),
+            CallerRole::Unrelated => return Err(other_writer(key)),
         }
         if let Some(write) = shard.take_write(slot) {
             // Bytes that the writer gave up on may still arrive.
@@ -262,12 +271,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         if put.len == 0 {
             return refuse("cannot put object: it has no bytes");
         }
-        if config.nof_replicas > 0 || config.dfs_replicas > 1 {
-            return refuse("replicas on NVMe-oF targets or in a distributed file system are not supported");
-        }
-        if config.replicas == 0 {
-            return refuse("cannot put object: replica_num must be at least 1");
-        }
+        config.check()?;
         if self.space().options.placement == Placement::Cxl && config.preferred().is_empty() {
             return refuse("cannot put object: allocation_strategy cxl needs preferred_segments");
         }
@@ -275,19 +279,11 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
             let text = "cannot put object: this master has no distributed file system";
             return Err(Error::new(ErrorCode::DfsServiceUnavailable, text));
         }
-        if let Some(hints) = &config.hints {
-            hints.check()?;
-        }
-        if let Some(ttl) = config.soft_pin_ttl_ms {
-            if config.soft_pin != SoftPin::Enable {
-                return refuse("soft_pin_ttl_ms needs soft_pin_action ENABLE");
-            }
-            if Duration::from_millis(ttl) > self.space().options.max_soft_pin_ttl {
-                return Err(Error::invalid(format!(
-                    "soft_pin_ttl_ms {ttl} is above max_kv_soft_pin_ttl ({:?})",
-                    self.space().options.max_soft_pin_ttl
-                )));
-            }
+        let longest = self.space().options.max_soft_pin_ttl;
+        if let Some(ttl) = config.soft_pin_ttl_ms.filter(|ttl| Duration::from_millis(*ttl) > longest) {
+            return Err(Error::invalid(format!(
+                "soft_pin_ttl_ms {ttl} is above max_kv_soft_pin_ttl ({longest:?})"
+            )));
         }
         Ok(())
     }
@@ -302,6 +298,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         show: impl Fn(&Write<A>) -> R,
         now: Moment,
     ) -> Result<Option<R>> {
+        self.admit_to_weights(put.group, put.key, put.config.data_type, now)?;
         let Some(slot) = shard.find(hash, put.key) else { return Ok(None) };
         shard.prune(slot, now, self.space().options.put_release);
         if shard[slot].is_limited {
@@ -325,6 +322,9 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         let names_group = !put.group.is_empty() || put.config.group_ids.is_some();
         if object.value().is_some() && names_group && object.group_name() != put.group {
             return Err(Error::invalid("the group of an existing object cannot change"));
+        }
+        if !names_group && self.space().is_managed(object) {
+            return Err(managed(put.key));
         }
         if object.copying().is_some() {
             return Err(ErrorCode::ObjectHasReplicationTask.into());
@@ -378,13 +378,14 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         let mut write = Write::new(put.writer, now, put.len, space);
         write.soft_pin = put.config.soft_pin;
         write.soft_pin_ttl_ms = put.config.soft_pin_ttl_ms;
-        write.hard_pin = put.config.hard_pin;
+        write.hard_pin = put.config.hard_pin || self.space().weights.manage(put.group);
         // Each write without a copy of the parent of the call.
         let hints = put.config.hints.as_ref().map(|hints| hints.of_object());
         write.hints = hints.filter(|hints| !hints.is_empty()).map(Box::new);
         // An object that ends by itself stays in memory: a file would keep it for the next master.
         let is_limited = write.hints.as_ref().is_some_and(|hints| hints.limit_lifetime());
         write.file = if is_limited { None } else { self.grant_file(put.key) };
+        write.session = put.session.map(Box::from);
         write.place = place;
         let shown = show(&write);
         shard.put_write(slot, write, charged.spend());
@@ -418,13 +419,13 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
             object.lease
         } else {
             // The owner of a disk may be reading the value, too.
-            self.space().in_use_until(object)
+            self.space().in_use_until(object).max(object.lease)
         };
         if !fits || in_use > now {
             return Ok(None);
         }
         let charged = self.space().tenants.hold(object.tenant(), object.charged_bytes());
-        let Some(mut old) = shard.take_value(slot) else { return Ok(None) };
+        let Some(mut old) = shard.take_value(slot, now) else { return Ok(None) };
         // A client that has kept the old number would take the new value for the old one.
         old.replicas.iter_mut().for_each(|held| held.id = self.space().new_replica());
         self.grant(&mut shard, hash, put, place, old.replicas, charged, &show, now).map(Some)
@@ -439,6 +440,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     }
 
     /// Makes the value of a write readable.
+    #[allow(clippy::too_many_arguments, reason = "the parts of a value")]
     fn complete(
         &self,
         shard: &mut Shard<A, E>,
@@ -446,24 +448,17 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         write: Write<A>,
         checksum: Option<u64>,
         place: &Place,
+        stamp: Stamp,
         now: Moment,
     ) {
         let (action, ttl, hard_pin) = (write.soft_pin, write.soft_pin_ttl_ms, write.hard_pin);
-        let (writer, file) = (write.writer, write.file);
+        let (writer, file, session) = (write.writer, write.file, write.session);
         let lifetime = write.hints.and_then(|hints| Lifetime::begin(&hints, now));
-        let value = Value {
-            len: write.len,
-            checksum,
-            writer,
-            superseded: false,
-            stamp: Stamp { epoch: self.space().epoch, number: place.number },
-            replicas: write.replicas,
-        };
+        let value =
+            Value { len: write.len, checksum, writer, superseded: false, stamp, replicas: write.replicas };
         self.space().counters.value_size(value.len);
-        let lease = self.space().in_use_until(&shard[slot]);
-        let object = &mut shard[slot];
-        object.lease = Moment(0);
-        object.hard_pin |= hard_pin;
+        let used = self.space().take_use(&mut shard[slot]);
+        shard[slot].hard_pin |= hard_pin;
         match action {
             SoftPin::Preserve => {}
             SoftPin::Disable => shard.set_soft_pin(slot, Moment(0)),
@@ -476,9 +471,10 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         if lifetime.is_some() || shard[slot].is_limited {
             self.space().set_lifetime(shard, slot, lifetime);
         }
+        shard.name_session(session);
         let old = self.space().directory.put_value(shard, slot, value, place);
         if let Some(old) = old {
-            old.quarantine(self.space().quarantine_end(lease), now);
+            self.space().give_back(old, used, now);
         }
         if let Some(file) = file {
             self.expect_file(&mut shard[slot], *file, writer, now);
@@ -507,7 +503,7 @@ enum CallerRole {
     OfValue,
     /// The value is that of the caller, but its call may concern another write.
     OfOlder,
-    Nobody,
+    Unrelated,
 }
 
 fn role_of<A: SegmentAllocator>(object: &Object<A>, caller: Writer) -> CallerRole {
@@ -518,7 +514,7 @@ fn role_of<A: SegmentAllocator>(object: &Object<A>, caller: Writer) -> CallerRol
     } else if object.write().is_none() && object.value().is_some_and(|value| value.writer.is(caller)) {
         CallerRole::OfOlder
     } else {
-        CallerRole::Nobody
+        CallerRole::Unrelated
     }
 }
 

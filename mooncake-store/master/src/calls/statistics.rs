@@ -12,11 +12,18 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         let now = self.space().clock.now();
         let file_capacity = self.options().files.as_ref().map_or(0, |files| files.capacity);
         let mut stats = Stats {
-            clients: self.clients.lock().len() as u64,
             segments: self.segment_stats(),
             disks: self.space().disks.stats(file_capacity),
             ..Stats::default()
         };
+        let clients = self.clients.lock();
+        (stats.clients, stats.suspected_clients) = (clients.len() as u64, clients.suspected.len() as u64);
+        stats.suspicions = clients.counts.suspicions;
+        (stats.recoveries, stats.expired_clients) = (clients.counts.recoveries, clients.counts.expired);
+        drop(clients);
+        let ledgers = self.space().ledgers.lock().stats();
+        (stats.ledger_bytes, stats.ledger_limit) = (ledgers.used, ledgers.limit);
+        stats.ledgers_dropped = ledgers.dropped;
         self.space().counters.fill(&mut stats);
         if let Some(hot) = &self.space().hot {
             [stats.hot_proposed, stats.hot_made, stats.hot_dropped, stats.hot_replicas] = hot.counts();
@@ -27,7 +34,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
             stats.writing += shard.writing().len() as u64;
             stats.soft_pinned += shard.count_soft_pinned(now) as u64;
             stats.misses.add_all(&shard.misses);
-            stats.reads += shard.reads.asked;
+            stats.reads += shard.reads.requests;
             stats.hits += shard.reads.hits;
             stats.hit_bytes = stats.hit_bytes.saturating_add(shard.reads.hit_bytes);
             stats.disk_hits += shard.reads.disk_hits;

@@ -1,14 +1,15 @@
 //! Tenants: registration, quotas, and calls on the objects of one tenant.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::evict::MergeableOrder;
 use mooncake_core::ids::{ClientId, ObjectKey};
-use mooncake_core::replica::Replica;
 use mooncake_core::{ErrorCode, Result};
 
 use super::master::Master;
+use crate::model::announcements::KeyFilter;
 use crate::model::pattern::compile;
 use crate::model::tenants::{TenantInfo, TenantQuota, unknown};
 
@@ -65,6 +66,31 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         self.scoped(tenant, key).map_err(|_| ErrorCode::ObjectNotFound.into())
     }
 
+    /// Returns the directory key like [`Master::scoped`], to remove it: if the tenant is registered
+    /// later, an object that an owner announces then does not count.
+    ///
+    /// # Errors
+    /// `OBJECT_NOT_FOUND` if no tenant or no key can have this name.
+    fn scoped_to_remove<'a>(&self, tenant: &str, key: &'a [u8]) -> Result<Cow<'a, [u8]>> {
+        if !self.space().tenants.are_on() {
+            return Ok(Cow::Borrowed(key));
+        }
+        ObjectKey::check(key).map_err(|_| ErrorCode::ObjectNotFound)?;
+        let prefix = self.space().tenants.future_prefix(tenant);
+        let mut scoped = prefix.ok_or(ErrorCode::ObjectNotFound)?;
+        scoped.extend_from_slice(key);
+        Ok(Cow::Owned(scoped))
+    }
+
+    /// Removes an object of a tenant like [`Master::remove`]. A tenant that is not registered has
+    /// none.
+    ///
+    /// # Errors
+    /// Those of [`Master::remove`].
+    pub fn remove_of(&self, tenant: &str, key: &[u8], force: bool) -> Result<()> {
+        self.remove(&self.scoped_to_remove(tenant, key)?, force)
+    }
+
     /// Returns the group of a tenant as a [`Put`](crate::Put) takes it.
     pub(crate) fn scoped_group<'a>(&self, tenant: &str, group: &'a str) -> Cow<'a, str> {
         if !self.space().tenants.are_on() || group.is_empty() {
@@ -107,7 +133,16 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     /// it is not registered; `TENANT_NOT_EMPTY`.
     pub fn remove_tenant(&self, name: &str) -> Result<()> {
         self.tenants_on()?;
-        self.space().tenants.remove(name)
+        let prefix = self.space().tenants.prefix(name);
+        self.space().tenants.remove(name)?;
+        if let Some(prefix) = prefix {
+            // If it is registered again, objects that an owner announces later do not count.
+            let filter = Arc::new(KeyFilter::new(&prefix, None));
+            self.space().announcements.begin_removal(&filter);
+            self.space().forget_absent(|key| filter.matches(key));
+            self.space().announcements.end_removal(&filter);
+        }
+        Ok(())
     }
 
     fn tenants_on(&self) -> Result<()> {
@@ -115,59 +150,55 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     }
 
     /// Removes objects of one tenant like [`Master::remove_matching`]. The pattern matches the keys
-    /// of the tenant without prefix. A tenant that is not registered has no objects.
+    /// of the tenant without prefix. A tenant that is not registered has no objects; if it is
+    /// registered later, those that an owner announces then do not count.
     ///
     /// # Errors
     /// Those of [`Master::remove_matching`].
     pub fn remove_matching_of(&self, tenant: &str, pattern: &str, force: bool) -> Result<u64> {
         let pattern = compile(pattern)?;
-        let Some(prefix) = self.space().tenants.prefix(tenant) else { return Ok(0) };
-        Ok(self
-            .remove_where(force, |key| key.strip_prefix(&*prefix).is_some_and(|key| pattern.is_match(key))))
+        let Some(prefix) = self.space().tenants.future_prefix(tenant) else { return Ok(0) };
+        Ok(self.remove_where(force, KeyFilter::new(&prefix, Some(pattern))))
     }
 
     /// Removes the objects of one tenant like [`Master::remove_all`]. A tenant that is not
-    /// registered has none.
+    /// registered has none; if it is registered later, those that an owner announces then do not
+    /// count.
     pub fn remove_all_of(&self, tenant: &str, force: bool) -> u64 {
-        let Some(prefix) = self.space().tenants.prefix(tenant) else { return 0 };
+        let Some(prefix) = self.space().tenants.future_prefix(tenant) else { return 0 };
         if !self.space().tenants.are_on() {
             return self.remove_all(force);
         }
-        self.remove_where(force, |key| key.starts_with(&prefix))
+        self.remove_where(force, KeyFilter::new(&prefix, None))
     }
 
-    /// Returns replicas of one tenant like [`Master::locate_matching`]. Pattern and response
-    /// contain the keys without prefix. A tenant that is not registered has no objects.
-    ///
-    /// # Errors
-    /// Those of [`Master::locate_matching`].
-    pub fn locate_matching_of(&self, tenant: &str, pattern: &str) -> Result<Vec<(ObjectKey, Vec<Replica>)>> {
-        let pattern = compile(pattern)?;
-        let Some(prefix) = self.space().tenants.prefix(tenant) else { return Ok(Vec::new()) };
-        let found =
-            self.locate_where(|key| key.strip_prefix(&*prefix).is_some_and(|key| pattern.is_match(key)));
-        Ok(found.into_iter().filter_map(|(key, replicas)| Some((self.unscoped(&key)?, replicas))).collect())
+    /// Removes replicas of objects of one tenant like [`Master::clear_replicas`].
+    pub fn clear_replicas_of(
+        &self,
+        tenant: &str,
+        keys: &[&[u8]],
+        client: ClientId,
+        segment: &str,
+    ) -> Vec<ObjectKey> {
+        if !self.space().tenants.are_on() {
+            return self.clear_replicas(keys, client, segment);
+        }
+        let scoped = keys.iter().filter_map(|key| self.scoped_to_remove(tenant, key).ok());
+        let scoped: Vec<_> = scoped.collect();
+        let scoped: Vec<&[u8]> = scoped.iter().map(AsRef::as_ref).collect();
+        let cleared = self.clear_replicas(&scoped, client, segment);
+        cleared.iter().filter_map(|key| self.unscoped(key)).collect()
     }
 
-    /// Returns the keys of one tenant like [`Master::keys`].
-    pub fn keys_of(&self, tenant: &str) -> Vec<ObjectKey> {
-        let Some(prefix) = self.space().tenants.prefix(tenant) else { return Vec::new() };
-        let own = |key: &ObjectKey| key.as_bytes().starts_with(&prefix).then(|| self.unscoped(key)).flatten();
-        self.keys().iter().filter_map(own).collect()
-    }
-
-    /// Removes replicas like [`Master::clear_replicas`], of all tenants: the call does not name the
-    /// tenant.
+    /// Removes replicas like [`Master::clear_replicas`], of all tenants: the call of Mooncake C++
+    /// 0.3.13 does not name the tenant.
     pub fn clear_replicas_anywhere(&self, keys: &[&[u8]], client: ClientId, segment: &str) -> Vec<ObjectKey> {
         if !self.space().tenants.are_on() {
             return self.clear_replicas(keys, client, segment);
         }
         let mut cleared = Vec::new();
         for tenant in self.tenants() {
-            let scoped: Vec<_> = keys.iter().filter_map(|key| self.scoped(&tenant.name, key).ok()).collect();
-            let scoped: Vec<&[u8]> = scoped.iter().map(AsRef::as_ref).collect();
-            let these = self.clear_replicas(&scoped, client, segment);
-            cleared.extend(these.iter().filter_map(|key| self.unscoped(key)));
+            cleared.extend(self.clear_replicas_of(&tenant.name, keys, client, segment));
         }
         cleared
     }

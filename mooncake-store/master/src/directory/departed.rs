@@ -120,9 +120,9 @@ mod tests {
         let known = |departed: &Departed, range: std::ops::Range<u64>| {
             range.filter(|number| departed.cause(hash(*number)) == MissCause::Evicted).count()
         };
-        let (kept, older) = (known(&departed, 18_000..20_000), known(&departed, 0..10_000));
-        assert!(kept > 1900 && older < 500, "{kept} of 2000, {older} of those that should be forgotten");
+        let (recent, older) = (known(&departed, 18_000..20_000), known(&departed, 0..10_000));
+        assert!(recent > 1900 && older < 500, "{recent} of 2000, {older} of those that should be forgotten");
         departed.remember(hash(20_000), MissCause::Evicted, 10_000);
-        assert!(known(&departed, 18_000..20_001) > kept, "{kept}");
+        assert!(known(&departed, 18_000..20_001) > recent, "{recent}");
     }
 }

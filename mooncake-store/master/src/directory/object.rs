@@ -6,22 +6,19 @@ use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::Moment;
 use mooncake_core::evict::Place;
 use mooncake_core::hints::PutHints;
-use mooncake_core::ids::{ClientId, ObjectKey, ReplicaId};
+use mooncake_core::ids::ObjectKey;
 use mooncake_core::replica::{Replica, ReplicaStatus, SoftPin};
 use mooncake_core::{Error, ErrorCode};
-use mooncake_protocol::api::CopyToken;
-use mooncake_protocol::wire::TaskKind;
-use smallvec::SmallVec;
 
+use super::copying::Copying;
+use super::replicas::Replicas;
 use crate::model::disk_replicas::{DiskReplicas, DiskTier, FileGrant};
 use crate::model::group::Group;
 use crate::model::ledger::StoredChange;
 use crate::model::lifetime::Lifetime;
+use crate::model::readers::ObjectReads;
 use crate::model::segment::Allocation;
 use crate::model::value::{Stamp, Writer};
-
-/// Replicas of one value. Most objects have one, which needs no allocation of its own.
-pub(crate) type Replicas<A> = SmallVec<[Allocation<A>; 1]>;
 
 /// Position of an object in the order of eviction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -55,6 +52,8 @@ pub(crate) struct Object<A> {
     pub(crate) hash: u64,
     /// End of the latest lease on the current value.
     pub(crate) lease: Moment,
+    /// Reads of the current value. A lease without a read gives no address away.
+    pub(crate) reads: ObjectReads,
     /// End of the soft pin; zero for none.
     pub(super) soft_pin: Moment,
     pub(crate) hard_pin: bool,
@@ -78,8 +77,8 @@ pub(crate) struct Value<A> {
     pub(crate) len: u64,
     pub(crate) checksum: Option<u64>,
     pub(crate) writer: Writer,
-    /// True if a write began after this value was complete. The end of a write without a number may
-    /// then mean that other write, whatever its outcome.
+    /// True if a write may have begun after this value was complete. The end of a write without a
+    /// number may then mean that other write, whatever its outcome.
     pub(crate) superseded: bool,
     pub(crate) stamp: Stamp,
     pub(crate) replicas: Replicas<A>,
@@ -115,35 +114,18 @@ pub(crate) struct Write<A> {
     pub(crate) hard_pin: bool,
     /// True if the write promotes a value from disk.
     pub(crate) promotes: bool,
+    /// Logical time of the start of a promotion.
+    pub(crate) begun: u64,
     /// File that the value is to be written to as well.
     pub(crate) file: Option<Box<FileGrant>>,
     /// Hints of the writer.
     pub(crate) hints: Option<Box<PutHints>>,
+    /// Name of the session that writes the object.
+    pub(crate) session: Option<Box<[u8]>>,
     /// Place of the object in its chain.
     pub(crate) place: Place,
     /// Index of the object in the list of writes of its shard.
     pub(super) index: usize,
-}
-
-/// Copies of a value in progress. Meanwhile the value is neither replaced nor removed.
-pub(crate) struct Copying<A> {
-    pub(crate) client: ClientId,
-    pub(crate) kind: TaskKind,
-    /// Token of the copy of a hot object; nil for others.
-    pub(crate) token: CopyToken,
-    pub(crate) started: Moment,
-    /// Replica that is read. A move drops it at the end.
-    pub(crate) source: ReplicaId,
-    pub(crate) targets: Replicas<A>,
-    /// True if all targets are gone. Such a copy blocks nothing; its client learns the loss when it
-    /// ends the copy.
-    pub(crate) lost: bool,
-}
-
-impl<A: SegmentAllocator> Copying<A> {
-    pub(crate) fn quarantine(self, until: Moment, now: Moment) {
-        self.targets.into_iter().for_each(|held| held.quarantine(until, now));
-    }
 }
 
 impl<A: SegmentAllocator> Object<A> {
@@ -173,7 +155,12 @@ impl<A: SegmentAllocator> Object<A> {
         self.copying.as_deref().filter(|copying| !copying.lost)
     }
 
-    /// Returns a copy whose targets are gone and whose client has not ended it.
+    /// Records that the start of the copy in progress was answered twice.
+    pub(crate) fn share_copy(&mut self) {
+        self.copying.iter_mut().for_each(|copying| copying.is_shared = true);
+    }
+
+    /// Returns a copy that was lost and that its client has not ended.
     pub(crate) fn lost_copy(&self) -> Option<&Copying<A>> {
         self.copying.as_deref().filter(|copying| copying.lost)
     }
@@ -277,8 +264,13 @@ impl<A: SegmentAllocator> Value<A> {
         self.replicas.iter().filter(|held| held.segment.is_alive())
     }
 
+    /// Returns the replicas that can be read now.
+    pub(crate) fn readable(&self) -> impl Iterator<Item = &Allocation<A>> {
+        self.replicas.iter().filter(|held| held.segment.is_readable())
+    }
+
     pub(crate) fn describe(&self) -> Vec<Replica> {
-        self.live().map(|held| held.describe(self.len, ReplicaStatus::Complete)).collect()
+        self.readable().map(|held| held.describe(self.len, ReplicaStatus::Complete)).collect()
     }
 }
 
@@ -293,8 +285,10 @@ impl<A: SegmentAllocator> Write<A> {
             soft_pin_ttl_ms: None,
             hard_pin: false,
             promotes: false,
+            begun: 0,
             file: None,
             hints: None,
+            session: None,
             place: Place::numbered(0),
             index: 0,
         }
@@ -307,17 +301,5 @@ impl<A: SegmentAllocator> Write<A> {
     pub(crate) fn describe(&self) -> Vec<Replica> {
         let in_memory = self.replicas.iter().map(|held| held.describe(self.len, ReplicaStatus::Processing));
         in_memory.chain(self.file.iter().map(|file| file.describe(self.len))).collect()
-    }
-}
-
-/// Drops the replicas in retired segments, where their space stays in quarantine.
-pub(super) fn drop_retired<A: SegmentAllocator>(replicas: &mut Replicas<A>, until: Moment, now: Moment) {
-    let mut at = 0;
-    while at < replicas.len() {
-        if replicas[at].segment.is_alive() {
-            at += 1;
-        } else {
-            replicas.remove(at).quarantine(until, now);
-        }
     }
 }

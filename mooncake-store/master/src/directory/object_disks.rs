@@ -1,7 +1,6 @@
 //! Disk replicas of an object, its file, and its offload in progress.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use mooncake_core::alloc::SegmentAllocator;
@@ -13,7 +12,8 @@ use crate::model::disk::DiskOwner;
 use crate::model::disk_replicas::{
     DiskLocation, DiskReplica, DiskReplicas, DiskTier, FileTotals, PendingFile, StoredFile,
 };
-use crate::model::value::Writer;
+use crate::model::value::{Stamp, Writer};
+use crate::sync::atomic::Ordering::Relaxed;
 
 /// Time for which an object stays in memory until its writer reports the file.
 const FILE_PATIENCE: Duration = Duration::from_secs(10);
@@ -51,8 +51,15 @@ impl<A: SegmentAllocator> Object<A> {
         self.value().is_some() || self.write().is_some() || self.disk().is_some_and(DiskReplicas::is_live)
     }
 
-    /// Adds a disk replica, in place of an earlier one of the same owner.
-    pub(crate) fn add_disk_replica(&mut self, len: u64, checksum: Option<u64>, copy: DiskReplica) {
+    /// Adds a disk replica, in place of an earlier one of the same owner. `stamp` is that of its
+    /// value.
+    pub(crate) fn add_disk_replica(
+        &mut self,
+        len: u64,
+        checksum: Option<u64>,
+        stamp: Stamp,
+        copy: DiskReplica,
+    ) {
         let tier = self.tier.get_or_insert_default();
         let owner = copy.owner().map(|owner| owner.client);
         let others = tier.on_disk.as_mut().is_some_and(|disk| disk.retain(|other| Some(other) != owner));
@@ -60,7 +67,7 @@ impl<A: SegmentAllocator> Object<A> {
             Some(disk) if others => disk.copies.push(copy),
             on_disk => {
                 let copies = std::iter::once(copy).collect();
-                *on_disk = Some(DiskReplicas { len, checksum, copies });
+                *on_disk = Some(DiskReplicas { len, checksum, stamp, copies });
             }
         }
     }
@@ -147,10 +154,12 @@ impl<A: SegmentAllocator> Object<A> {
         files.objects.fetch_add(1, Relaxed);
         files.used.fetch_add(len, Relaxed);
         let file = StoredFile { path: grant.path, writer, files: files.clone() };
+        let stamp = self.value().map_or(Stamp::UNKNOWN, |value| value.stamp);
         self.add_disk_replica(
             len,
             checksum,
-            DiskReplica { id: grant.id, len, location: DiskLocation::File(file) },
+            stamp,
+            DiskReplica { id: grant.id, len, version: None, location: DiskLocation::File(file) },
         );
     }
 

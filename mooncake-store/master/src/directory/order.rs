@@ -26,6 +26,9 @@ pub(super) const AT_ONCE: usize = 1024;
 /// Maximum number of parents of removed objects, and of idle groups, that a shard remembers.
 const MAX_LEFT: usize = 1 << 16;
 
+/// Number of parents of removed objects that one eviction goes through.
+const LEFT_AT_ONCE: usize = 64;
+
 /// Objects that an eviction may choose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pass {
@@ -266,6 +269,19 @@ impl<E: MergeableOrder> EvictionOrder<E> {
         }
     }
 
+    /// Pins an object hard, so that the order has it no more.
+    pub(crate) fn pin_hard<A>(&mut self, objects: &mut Slots<Object<A>>, slot: SlotId) {
+        let has_value = objects[slot].value.is_some();
+        if has_value {
+            self.remove(objects, slot);
+        }
+        objects[slot].hard_pin = true;
+        if has_value {
+            let used = objects[slot].used;
+            self.insert(objects, slot, &Place::numbered(used));
+        }
+    }
+
     /// Returns the parent that an object in the policy keeps in memory; 0 for none. An object of a
     /// group keeps none: it may wait for the others for long, and they may be its parents.
     pub(crate) fn parent<A>(&self, objects: &Slots<Object<A>>, slot: SlotId) -> u64 {
@@ -370,9 +386,10 @@ impl<E: MergeableOrder> EvictionOrder<E> {
         self.tenant_if_known(tenant).is_some_and(|order| order.policy.remembers(hash))
     }
 
-    /// Returns the hashes of the parents that have lost a child since the last call.
+    /// Takes the hashes of some of the parents that have lost a child.
     pub(crate) fn take_left(&mut self) -> Vec<u64> {
-        std::mem::take(&mut self.left)
+        let rest = self.left.len().saturating_sub(LEFT_AT_ONCE);
+        if rest == 0 { std::mem::take(&mut self.left) } else { self.left.split_off(rest) }
     }
 
     fn tenant_if_known(&self, tenant: u32) -> Option<&TenantOrder<E>> {

@@ -9,19 +9,25 @@ use mooncake_core::evict::{MergeableOrder, Place};
 use mooncake_core::ids::{ObjectKey, SlotId};
 use mooncake_core::tables::Tables;
 
+use super::absent_disks::AbsentDisks;
+use super::copying::CopyList;
 use super::departed::Departed;
 use super::expired::ExpiredReplicas;
 use super::lifetimes::Lifetimes;
-use super::object::{Copying, Object, OrderPosition, Replicas, Value, Write, drop_retired};
+use super::object::{Object, OrderPosition, Value, Write};
 use super::order::{EvictionOrder, Pass};
 use super::read_rates::ReadRates;
+use super::removals::RemovalRecord;
+use super::replicas::{Replicas, drop_retired};
 use super::slots::Slots;
 use crate::model::group::{Group, Groups};
 use crate::model::journal::Journal;
 use crate::model::lifetime::Lifetime;
 use crate::model::misses::{MissCause, MissCounts};
+use crate::model::readers::ObjectReads;
 use crate::model::segment::Allocation;
 use crate::model::tenants::Tenants;
+use crate::model::value::Stamp;
 
 /// Maximum number of freed `Write` allocations that a shard keeps for reuse.
 const SPARE_WRITES: usize = 1024;
@@ -29,7 +35,7 @@ const SPARE_WRITES: usize = 1024;
 /// Objects under one lock.
 ///
 /// An object has a position in the order of eviction exactly while it has a value that is not
-/// hard-pinned. It is listed in `writing` exactly while it has a write, and in `copying` exactly
+/// hard-pinned. It is listed in `writing` exactly while it has a write, and in `copies` exactly
 /// while it has a copy.
 pub(crate) struct Shard<A, E: MergeableOrder> {
     keys: Tables,
@@ -38,17 +44,24 @@ pub(crate) struct Shard<A, E: MergeableOrder> {
     tenants: Arc<Tenants>,
     groups: Arc<Groups>,
     writing: Vec<SlotId>,
-    copying: Vec<SlotId>,
+    /// Objects with a copy, and copies that ended lately.
+    pub(super) copies: CopyList,
     /// Freed allocations of writes, for reuse. Writes come and go in large numbers, and at other
     /// times than objects.
     #[allow(clippy::vec_box, reason = "the boxes are reused")]
     spare: Vec<Box<Write<A>>>,
     values: usize,
     journal: Option<Arc<dyn Journal>>,
+    /// Name of the session that writes the next value, for the journal.
+    session: Option<Box<[u8]>>,
     pub(crate) reads: ReadCounters,
     pub(crate) read_rates: ReadRates,
     /// Replicas that expired clients may announce again.
     pub(crate) expired: ExpiredReplicas,
+    /// Record of removals, while values of earlier masters may be announced.
+    pub(crate) removals: Option<Box<RemovalRecord>>,
+    /// Objects on disks whose owners are gone.
+    pub(crate) absent: AbsentDisks,
     lifetimes: Lifetimes,
     departed: Departed,
     /// Misses of keys of this shard. They are under its lock, like the counters of reads.
@@ -58,7 +71,7 @@ pub(crate) struct Shard<A, E: MergeableOrder> {
 /// Counters of reads. They are under the lock of the shard, so that readers share no counter.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct ReadCounters {
-    pub(crate) asked: u64,
+    pub(crate) requests: u64,
     pub(crate) hits: u64,
     pub(crate) hit_bytes: u64,
     /// Hits on objects that are only on disk.
@@ -75,13 +88,16 @@ impl<A: SegmentAllocator, E: MergeableOrder> Shard<A, E> {
             tenants,
             groups,
             writing: Vec::new(),
-            copying: Vec::new(),
+            copies: CopyList::default(),
             spare: Vec::new(),
             values: 0,
             journal: None,
+            session: None,
             reads: ReadCounters::default(),
             read_rates: ReadRates::default(),
             expired: ExpiredReplicas::default(),
+            removals: None,
+            absent: AbsentDisks::default(),
             lifetimes: Lifetimes::default(),
             departed: Departed::default(),
             misses: MissCounts::default(),
@@ -105,6 +121,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Shard<A, E> {
             key,
             hash,
             lease: Moment(0),
+            reads: ObjectReads::default(),
             soft_pin: Moment(0),
             hard_pin: false,
             position: OrderPosition::None,
@@ -124,42 +141,56 @@ impl<A: SegmentAllocator, E: MergeableOrder> Shard<A, E> {
 
     /// Sets the readable value and returns the previous one. The hard pin must be final.
     pub(super) fn put_value(&mut self, slot: SlotId, value: Value<A>, place: &Place) -> Option<Value<A>> {
-        let before = self.take_value(slot);
+        let session = self.session.take();
+        let before = self.remove_value(slot);
         self.expired.forget_unless(&self.objects[slot].key, value.stamp);
+        self.absent.forget(self.objects[slot].key.as_bytes());
         self.with_charge(slot, |shard| {
             let object = &mut shard.objects[slot];
             object.used = place.number;
             object.value = Some(value);
             shard.order.insert(&mut shard.objects, slot, place);
             shard.values += 1;
-            shard.notify_journal(slot, true);
+            shard.notify_journal(slot, Some(session.as_deref()));
             shard.notify_ledgers(slot);
         });
         before
     }
 
-    /// Removes and returns the readable value.
-    pub(crate) fn take_value(&mut self, slot: SlotId) -> Option<Value<A>> {
+    /// Removes and returns the readable value. No earlier value of the key is admitted.
+    pub(crate) fn take_value(&mut self, slot: SlotId, now: Moment) -> Option<Value<A>> {
+        let has_ended = self.end_of_lifetime(slot, now).is_some();
+        let value = self.remove_value(slot)?;
+        self.record_loss(slot, value.stamp, has_ended);
+        Some(value)
+    }
+
+    /// Records that a value has left, but not by a removal. No further replica of it is admitted if
+    /// it has ended by itself.
+    fn record_loss(&mut self, slot: SlotId, stamp: Stamp, has_ended: bool) {
+        if has_ended {
+            self.record_removal_of(slot);
+        } else if let Some(removals) = &mut self.removals {
+            removals.record_loss(self.objects[slot].hash, stamp);
+        }
+    }
+
+    fn remove_value(&mut self, slot: SlotId) -> Option<Value<A>> {
         self.with_charge(slot, |shard| {
             let object = &mut shard.objects[slot];
             let value = object.value.take()?;
             shard.expired.forget(object.key.as_bytes());
             for held in &value.replicas {
-                held.segment.ledger.iter().for_each(|ledger| ledger.gone(held.id));
+                held.segment.ledger.iter().for_each(|ledger| ledger.removed(held.id));
             }
             shard.remove_from_order(slot);
             Some(value)
         })
     }
 
-    /// Forgets the replicas of an object that expired clients hold.
-    pub(crate) fn forget_expired(&mut self, slot: SlotId) {
-        self.expired.forget(self.objects[slot].key.as_bytes());
-    }
-
     /// Makes a change and charges the tenant for it. Every change of the space of an object goes
     /// through here. Calls must not be nested.
-    fn with_charge<R>(&mut self, slot: SlotId, change: impl FnOnce(&mut Self) -> R) -> R {
+    pub(super) fn with_charge<R>(&mut self, slot: SlotId, change: impl FnOnce(&mut Self) -> R) -> R {
         let object = &self.objects[slot];
         let tenant = object.tenant;
         if tenant == 0 {
@@ -174,12 +205,18 @@ impl<A: SegmentAllocator, E: MergeableOrder> Shard<A, E> {
     /// Removes an object whose value is gone from the order of eviction.
     fn remove_from_order(&mut self, slot: SlotId) {
         self.values -= 1;
-        self.notify_journal(slot, false);
+        self.notify_journal(slot, None);
         self.order.remove(&mut self.objects, slot);
     }
 
-    /// Reports to the journal that a value came or went.
-    fn notify_journal(&self, slot: SlotId, stored: bool) {
+    /// Names the session that writes the next value.
+    pub(crate) fn name_session(&mut self, session: Option<Box<[u8]>>) {
+        self.session = session;
+    }
+
+    /// Reports to the journal that a value was stored, with the name of its session, or that a
+    /// value was removed.
+    fn notify_journal(&self, slot: SlotId, stored: Option<Option<&[u8]>>) {
         let Some(journal) = &self.journal else { return };
         let object = &self.objects[slot];
         let Some((tenant, key)) = self.tenants.unscoped(&object.key) else { return };
@@ -187,10 +224,9 @@ impl<A: SegmentAllocator, E: MergeableOrder> Shard<A, E> {
         let group = object.group_name();
         let group =
             if object.tenant == 0 { group } else { group.split_once('\0').map_or(group, |(_, name)| name) };
-        if stored {
-            journal.stored(tenant, &key, group);
-        } else {
-            journal.removed(tenant, &key, group);
+        match stored {
+            Some(session) => journal.stored(tenant, &key, group, session),
+            None => journal.removed(tenant, &key, group),
         }
     }
 
@@ -200,14 +236,17 @@ impl<A: SegmentAllocator, E: MergeableOrder> Shard<A, E> {
     }
 
     fn prune_parts(&mut self, slot: SlotId, now: Moment, put_release: Duration) {
-        self.objects[slot].retain_disk_replicas(|_| true);
+        self.prune_disks(slot);
+        let lifetime = self.lifetime(slot);
         let object = &mut self.objects[slot];
         let lease = object.lease;
-        self.expired.record(object, now);
+        self.expired.record(object, lifetime, now);
         if let Some(value) = &mut object.value {
             drop_retired(&mut value.replicas, lease, now);
             if value.replicas.is_empty() {
+                let stamp = value.stamp;
                 object.value = None;
+                self.record_loss(slot, stamp, lifetime.is_some_and(|lifetime| lifetime.end(now).is_some()));
                 self.remove_from_order(slot);
             }
         }
@@ -218,50 +257,15 @@ impl<A: SegmentAllocator, E: MergeableOrder> Shard<A, E> {
                 self.remove_write(slot);
             }
         }
-        let object = &mut self.objects[slot];
-        if let Some(copying) = &mut object.copying {
-            let until = copying.started.after(put_release);
-            let had_targets = !copying.targets.is_empty();
-            drop_retired(&mut copying.targets, until, now);
-            copying.lost |= had_targets && copying.targets.is_empty();
-            if object.value.is_none()
-                && let Some(copying) = self.remove_copy(slot)
-            {
-                copying.quarantine(until, now);
-            }
-        }
-    }
-
-    /// Begins a copy of the readable value.
-    pub(crate) fn begin_copy(&mut self, slot: SlotId, copying: Copying<A>) {
-        debug_assert!(self[slot].value.is_some() && self[slot].copying().is_none());
-        self.with_charge(slot, |shard| {
-            // A copy whose targets are gone gives way.
-            shard.remove_copy(slot);
-            shard.copying.push(slot);
-            shard.objects[slot].copying = Some(Box::new(copying));
-        });
-    }
-
-    /// Ends the copy in progress and returns it.
-    pub(crate) fn take_copy(&mut self, slot: SlotId) -> Option<Copying<A>> {
-        self.with_charge(slot, |shard| shard.remove_copy(slot))
-    }
-
-    fn remove_copy(&mut self, slot: SlotId) -> Option<Copying<A>> {
-        let copying = self.objects[slot].copying.take()?;
-        if let Some(at) = self.copying.iter().position(|other| *other == slot) {
-            self.copying.swap_remove(at);
-        }
-        Some(*copying)
+        self.prune_copy(slot, now, put_release);
     }
 
     /// Changes the replicas of the readable value. One must remain.
     pub(crate) fn change_replicas(&mut self, slot: SlotId, change: impl FnOnce(&mut Replicas<A>)) {
         self.with_charge(slot, |shard| {
-            let mut told = Vec::new();
+            let mut before = Vec::new();
             if let Some(value) = &mut shard.objects[slot].value {
-                told.extend(value.replicas.iter().map(|held| (held.id, held.segment.clone())));
+                before.extend(value.replicas.iter().map(|held| (held.id, held.segment.clone())));
                 change(&mut value.replicas);
             }
             let object = &shard[slot];
@@ -269,11 +273,11 @@ impl<A: SegmentAllocator, E: MergeableOrder> Shard<A, E> {
             let is = |held: &Allocation<A>, id| held.id == id;
             let lifetime = shard.lifetime(slot);
             for (id, segment) in
-                told.iter().filter(|(id, _)| !value.replicas.iter().any(|held| is(held, *id)))
+                before.iter().filter(|(id, _)| !value.replicas.iter().any(|held| is(held, *id)))
             {
-                segment.ledger.iter().for_each(|ledger| ledger.gone(*id));
+                segment.ledger.iter().for_each(|ledger| ledger.removed(*id));
             }
-            for held in value.replicas.iter().filter(|held| !told.iter().any(|(id, _)| is(held, *id))) {
+            for held in value.replicas.iter().filter(|held| !before.iter().any(|(id, _)| is(held, *id))) {
                 held.segment
                     .ledger
                     .iter()
@@ -283,7 +287,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Shard<A, E> {
     }
 
     /// Reports to the owners of the replicas that the object can be read there.
-    fn notify_ledgers(&self, slot: SlotId) {
+    pub(crate) fn notify_ledgers(&self, slot: SlotId) {
         let object = &self[slot];
         let Some(value) = &object.value else { return };
         let lifetime = self.lifetime(slot);
@@ -356,7 +360,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Shard<A, E> {
             object.drop_disk_replicas();
             self.read_rates.forget(slot);
             if let Some(group) = &object.group {
-                self.groups.leave(group, &object.key);
+                self.groups.leave(group, object.hash);
             }
         }
     }
@@ -379,11 +383,11 @@ impl<A: SegmentAllocator, E: MergeableOrder> Shard<A, E> {
         }
     }
 
-    /// Reports to the owners of the replicas of an object that the object is gone, so that they do
-    /// not announce it to the next master.
-    pub(crate) fn disown(&self, slot: SlotId) {
+    /// Reports to the owners of the replicas of an object that the object was removed, so that they
+    /// do not announce it to the next master.
+    pub(crate) fn report_removal(&self, slot: SlotId) {
         for held in self[slot].value.iter().flat_map(|value| &value.replicas) {
-            held.segment.ledger.iter().for_each(|ledger| ledger.gone(held.id));
+            held.segment.ledger.iter().for_each(|ledger| ledger.removed(held.id));
         }
     }
 
@@ -413,9 +417,10 @@ impl<A: SegmentAllocator, E: MergeableOrder> Shard<A, E> {
         if object.group_name() == name {
             return;
         }
-        let group = self.groups.join(name, object.key.clone(), object.lease);
+        let hash = object.hash;
+        let group = self.groups.join(name, hash, object.lease);
         if let Some(before) = self.order.change_group(&mut self.objects, slot, group) {
-            self.groups.leave(&before, &self[slot].key);
+            self.groups.leave(&before, hash);
         }
     }
 
@@ -425,7 +430,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Shard<A, E> {
     }
 
     /// Returns the slot of the object with a hash.
-    pub(super) fn find_hash(&self, hash: u64) -> Option<SlotId> {
+    pub(crate) fn find_hash(&self, hash: u64) -> Option<SlotId> {
         self.keys.find(tag(hash), |slot| self[SlotId(slot)].hash == hash).map(SlotId)
     }
 
@@ -466,7 +471,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Shard<A, E> {
         self.order.change_children(&self.objects, slot, more);
     }
 
-    /// Returns the hashes of the parents of objects that have left since the last call.
+    /// Takes the hashes of some of the parents of objects that have left.
     pub(crate) fn take_left_parents(&mut self) -> Vec<u64> {
         self.order.take_left()
     }
@@ -506,6 +511,14 @@ impl<A: SegmentAllocator, E: MergeableOrder> Shard<A, E> {
         self.order.set_soft_pin(&mut self.objects, slot, until);
     }
 
+    /// Pins an object hard, so that it is never evicted.
+    pub(crate) fn pin_hard(&mut self, slot: SlotId) {
+        if !self[slot].hard_pin {
+            self.order.pin_hard(&mut self.objects, slot);
+            self.notify_ledgers(slot);
+        }
+    }
+
     /// Counts the objects that are soft-pinned at `now`.
     pub(crate) fn count_soft_pinned(&self, now: Moment) -> usize {
         self.order.count_soft_pinned(now)
@@ -540,11 +553,6 @@ impl<A: SegmentAllocator, E: MergeableOrder> Shard<A, E> {
     /// Returns the slots with a write in progress.
     pub(crate) fn writing(&self) -> &[SlotId] {
         &self.writing
-    }
-
-    /// Returns the slots with a copy in progress, or with one whose targets are gone.
-    pub(crate) fn copying(&self) -> &[SlotId] {
-        &self.copying
     }
 
     /// Returns the number of objects that have a value.
@@ -582,13 +590,10 @@ mod tests {
 
     use mooncake_core::alloc::BuiltinAllocator;
     use mooncake_core::evict::{BuiltinPolicy, PolicyKind};
-    use mooncake_core::ids::{ClientId, ObjectKey, ReplicaId};
-    use mooncake_protocol::api::CopyToken;
-    use mooncake_protocol::wire::TaskKind;
+    use mooncake_core::ids::{ClientId, ObjectKey};
 
     use super::*;
     use crate::directory::order::AT_ONCE;
-    use crate::model::value::Stamp;
 
     type Tried = Shard<BuiltinAllocator, BuiltinPolicy>;
 
@@ -637,7 +642,7 @@ mod tests {
             "before those that are pinned"
         );
         assert_eq!(shard.take_chosen(), Some(plain));
-        shard.take_value(plain);
+        shard.take_value(plain, Moment(0));
         assert_eq!(
             next(&mut shard, Pass::SoftPinned, 0, |_| true),
             (Some(1), 1),
@@ -726,46 +731,10 @@ mod tests {
         shard.set_soft_pin(first, Moment(20));
         assert_eq!(next(&mut shard, Pass::Ordinary, 9, |_| true).0, Some(5));
         for slot in [first, second, third] {
-            shard.take_value(slot);
+            shard.take_value(slot, Moment(0));
             shard.remove_if_empty(slot, MissCause::Removed);
         }
         assert_eq!(next(&mut shard, Pass::SoftPinned, 99, |_| true), (None, 0));
         assert!(!shard.order.has_pins() && shard.len() == 0);
-    }
-
-    #[test]
-    fn the_list_of_copies_names_the_objects_with_a_copy() {
-        let mut shard = shard();
-        let slots = [1, 2, 3, 4].map(|number| put(&mut shard, number, Moment(0)));
-        let copying = |lost| Copying {
-            client: ClientId::default(),
-            kind: TaskKind::Copy,
-            token: CopyToken::default(),
-            started: Moment(0),
-            source: ReplicaId(0),
-            targets: Replicas::new(),
-            lost,
-        };
-        let listed = |shard: &Tried| {
-            let mut listed = shard.copying().to_vec();
-            listed.sort();
-            listed
-        };
-        slots.iter().for_each(|slot| shard.begin_copy(*slot, copying(*slot == slots[1])));
-        assert_eq!(listed(&shard), slots);
-        assert!(shard.take_copy(slots[0]).is_some() && shard.take_copy(slots[0]).is_none());
-        // A copy whose targets are gone gives way to the next one.
-        shard.begin_copy(slots[1], copying(true));
-        assert_eq!(listed(&shard), slots[1..]);
-        // The slot of a removed object may hold another object.
-        shard.take_value(slots[1]);
-        shard.remove_if_empty(slots[1], MissCause::Removed);
-        assert_eq!(put(&mut shard, 5, Moment(0)), slots[1]);
-        assert_eq!(listed(&shard), slots[2..]);
-        assert!(shard[slots[1]].lost_copy().is_none());
-        // A copy ends with its value.
-        shard.objects[slots[2]].value = None;
-        shard.prune(slots[2], Moment(0), Duration::ZERO);
-        assert_eq!(listed(&shard), slots[3..]);
     }
 }

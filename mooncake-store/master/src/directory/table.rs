@@ -2,29 +2,33 @@
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use foldhash::quality::FixedState;
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::evict::{Batch, ChainEnd, Learned, MergeableOrder, Place, VictimNotes};
+use mooncake_core::fault_injection::is_planted;
 use mooncake_core::ids::SlotId;
-use parking_lot::{Mutex, MutexGuard};
 
 use super::chains::ChainLinks;
 use super::object::Value;
+use super::removals::RemovalRecord;
 use super::shard::Shard;
 use crate::model::group::{Group, Groups};
 use crate::model::tenants::Tenants;
+use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use crate::sync::{Mutex, MutexGuard};
 
 /// Directory of all objects.
 pub(crate) struct Directory<A, E: MergeableOrder> {
     hasher: FixedState,
     shards: Box<[Locked<A, E>]>,
+    groups: Arc<Groups>,
     /// Rank of the next victim of each shard: its last use, or its value if victims compare by
     /// value.
     notes: VictimNotes,
     ranks_by_value: bool,
     uses: Padded<AtomicU64>,
+    stamps: Padded<AtomicU64>,
     /// Links between batches of keys; `None` if the policy has no use for them.
     pub(crate) links: Option<ChainLinks>,
     /// Knowledge of the policies, if they learn.
@@ -60,10 +64,17 @@ impl<A: SegmentAllocator, E: MergeableOrder> Directory<A, E> {
             shards: (0..shards).map(|_| Padded(Mutex::new(shard()))).collect(),
             notes: VictimNotes::new(shards),
             ranks_by_value,
+            groups,
             uses: Padded(AtomicU64::new(1)),
+            stamps: Padded(AtomicU64::new(1)),
             links: ranks_by_value.then(ChainLinks::default),
             learned: E::learned(&config),
         }
+    }
+
+    /// Lets each shard record removals. `epoch` is that of this master.
+    pub(crate) fn record_removals(&self, epoch: u64) {
+        self.shards().for_each(|mut shard| shard.removals = Some(Box::new(RemovalRecord::new(epoch))));
     }
 
     /// Returns whether victims compare by value and not by time.
@@ -74,6 +85,22 @@ impl<A: SegmentAllocator, E: MergeableOrder> Directory<A, E> {
     /// Returns the number of a use that happens now.
     pub(crate) fn next_use_number(&self) -> u64 {
         self.uses.0.fetch_add(1, Relaxed)
+    }
+
+    /// Returns the number of a value that becomes readable now, or of a snapshot that begins now.
+    ///
+    /// A caller that stores a value holds the lock of its shard. The values of a key are then
+    /// numbered in their order, and a snapshot that locks the shard after it has drawn a larger
+    /// number finds the value there, or a later one, or none because the value is gone.
+    pub(crate) fn next_stamp_number(&self) -> u64 {
+        // The bug needs the counter from which a batch draws its numbers before it takes a lock.
+        let numbers = if is_planted("stamp-before-lock") { &self.uses } else { &self.stamps };
+        numbers.0.fetch_add(1, Relaxed)
+    }
+
+    /// Returns the number of the next use.
+    pub(crate) fn use_count(&self) -> u64 {
+        self.uses.0.load(Relaxed)
     }
 
     /// Lets the numbers of uses continue above `number`.
@@ -165,7 +192,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Directory<A, E> {
     /// victims compare by value.
     pub(crate) fn value_in_memory(&self, shard: &mut Shard<A, E>, slot: SlotId) -> Option<u64> {
         let place = Place::numbered(shard[slot].used);
-        shard.value_if_used(slot, &place, self.uses.0.load(Relaxed))
+        shard.value_if_used(slot, &place, self.use_count())
     }
 
     /// Returns whether the next victim, as far as known, is of less value.
@@ -173,20 +200,16 @@ impl<A: SegmentAllocator, E: MergeableOrder> Directory<A, E> {
         self.ranks_by_value && self.notes.least().1 < value
     }
 
-    /// Lets eviction choose an object of a group again if all of them wait.
-    pub(crate) fn wake(&self, group: &Group) {
-        if !group.is_idle() {
-            return;
+    /// Lets eviction choose the object with a hash again, if it waits for others of its group.
+    /// Returns whether it waited.
+    pub(crate) fn wake(&self, hash: u64) -> bool {
+        let mut shard = self.lock(hash);
+        let Some(slot) = shard.find_hash(hash) else { return false };
+        let has_waited = shard.end_wait(slot);
+        if has_waited {
+            self.lower_note(&shard, slot);
         }
-        for key in group.keys() {
-            let hash = self.hash(key.as_bytes());
-            let mut shard = self.lock(hash);
-            if let Some(slot) = shard.find(hash, key.as_bytes())
-                && shard.end_wait(slot)
-            {
-                return self.lower_note(&shard, slot);
-            }
-        }
+        has_waited
     }
 
     /// Returns the batch of the uses of keys with these hashes, which goes on after `before`. With
@@ -201,6 +224,11 @@ impl<A: SegmentAllocator, E: MergeableOrder> Directory<A, E> {
             looked_at += 1;
             looked_at > matters || self.lock(hash).knows(tenant, hash)
         })
+    }
+
+    /// Returns the group of a name, if it has objects.
+    pub(crate) fn group(&self, name: &str) -> Option<Arc<Group>> {
+        self.groups.find(name)
     }
 
     /// Returns the hash of a key, which selects the shard.
@@ -266,7 +294,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Directory<A, E> {
     pub(crate) fn lock_to_evict(&self, index: usize) -> MutexGuard<'_, Shard<A, E>> {
         let mut shard = self.lock_at(index);
         if self.ranks_by_value {
-            shard.set_time(self.uses.0.load(Relaxed));
+            shard.set_time(self.use_count());
         }
         shard
     }
@@ -289,8 +317,19 @@ impl<A: SegmentAllocator, E: MergeableOrder> Directory<A, E> {
         mut see: impl FnMut(&mut Shard<A, E>, SlotId),
         mut between: impl FnMut() -> ControlFlow<()>,
     ) {
-        for shard in &self.shards {
-            let mut from = 0;
+        self.visit_from(Position::FIRST, &mut see, || between().is_continue());
+    }
+
+    /// Visits objects like [`Directory::visit`] from a position on, as long as `goes_on` returns
+    /// true after a few objects. Returns the position of the others, if there may be some.
+    pub(crate) fn visit_from(
+        &self,
+        position: Position,
+        mut see: impl FnMut(&mut Shard<A, E>, SlotId),
+        mut goes_on: impl FnMut() -> bool,
+    ) -> Option<Position> {
+        let mut from = position.slot as usize;
+        for (index, shard) in self.shards.iter().enumerate().skip(position.shard as usize) {
             loop {
                 let mut shard = shard.0.lock();
                 if from >= shard.objects.end() {
@@ -303,16 +342,42 @@ impl<A: SegmentAllocator, E: MergeableOrder> Directory<A, E> {
                 }
                 from += AT_ONCE;
                 MutexGuard::unlock_fair(shard);
-                if between().is_break() {
-                    return;
+                if !goes_on() {
+                    // Neither number is above 2^32: slots have 32 bits.
+                    return Some(Position { shard: index as u32, slot: from as u32 });
                 }
             }
+            from = 0;
         }
+        None
     }
 
     /// Returns each shard in turn, locked.
     pub(crate) fn shards(&self) -> impl Iterator<Item = MutexGuard<'_, Shard<A, E>>> {
         self.shards.iter().map(|shard| shard.0.lock())
+    }
+}
+
+/// Position in the order of a visit. Objects keep their positions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Position {
+    shard: u32,
+    slot: u32,
+}
+
+impl Position {
+    /// Position of the first object.
+    pub(crate) const FIRST: Self = Self { shard: 0, slot: 0 };
+
+    /// Returns the position as a number. The first one has 0, and later ones have larger numbers.
+    pub(crate) fn to_number(self) -> u64 {
+        u64::from(self.shard) << 32 | u64::from(self.slot)
+    }
+
+    /// Returns the position of a number, whether [`to_number`](Self::to_number) has returned it or
+    /// not.
+    pub(crate) fn from_number(number: u64) -> Self {
+        Self { shard: (number >> 32) as u32, slot: number as u32 }
     }
 }
 

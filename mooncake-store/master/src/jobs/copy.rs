@@ -4,7 +4,8 @@
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::Moment;
 use mooncake_core::evict::MergeableOrder;
-use mooncake_core::ids::{ClientId, ReplicaId, SlotId};
+use mooncake_core::fault_injection::is_planted;
+use mooncake_core::ids::{ReplicaId, SlotId};
 use mooncake_core::replica::ReplicaStatus;
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_protocol::api::CopyToken;
@@ -12,33 +13,44 @@ use mooncake_protocol::wire::{CopyPlan, TaskKind};
 
 use super::state::Jobs;
 use crate::directory::object::not_found;
-use crate::directory::{Copying, Object, Replicas, Shard};
+use crate::directory::{CopyOutcome, Copying, Object, Replicas, Shard, Value};
 use crate::model::misses::MissCause;
 use crate::model::segment::Allocation;
+use crate::model::value::Writer;
 use crate::space::hot_table::copy_not_requested;
 use crate::space::mount::unknown;
 
+/// Copy or move that a call is about.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CopyCall<'a> {
+    /// Client that copies, and the number of its copy.
+    pub(crate) copier: Writer,
+    pub(crate) kind: TaskKind,
+    pub(crate) key: &'a [u8],
+    /// Token of the copy of a hot object; nil for others.
+    pub(crate) token: CopyToken,
+    /// Logical time at which the server had read the request, if it is known.
+    pub(crate) receipt: Option<u64>,
+}
+
 impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
-    /// Allocates space for copies and begins a copy or move.
-    pub(crate) fn begin_copy(
-        &self,
-        client: ClientId,
-        kind: TaskKind,
-        key: &[u8],
-        source: &str,
-        targets: &[&str],
-        token: CopyToken,
-    ) -> Result<CopyPlan> {
+    /// Allocates space for copies and begins a copy or move. A repeated call has the same result.
+    pub(crate) fn begin_copy(&self, call: CopyCall<'_>, source: &str, targets: &[&str]) -> Result<CopyPlan> {
+        let CopyCall { copier, kind, key, token, .. } = call;
         let now = self.space.clock.now();
         if token.is_nil() {
-            self.check_named(targets)?;
+            self.check_mounted(targets)?;
         }
         let hash = self.space.directory.hash(key);
         let mut shard = self.space.directory.lock(hash);
+        if shard.copy_outcome(copier).is_some() {
+            let text = format!("cannot start copy: it has ended already. key={}", key.escape_ascii());
+            return Err(Error::new(ErrorCode::InvalidVersion, text));
+        }
         let slot = shard.find(hash, key).ok_or_else(not_found)?;
         if !token.is_nil() {
             let hot = self.space.hot.as_ref().ok_or_else(copy_not_requested)?;
-            hot.check_copy(key, client, token, now)?;
+            hot.check_copy(key, copier.client, token, now)?;
             if shard[slot].value().is_none_or(|value| value.copy_epoch() != token.epoch) {
                 return Err(Error::new(
                     ErrorCode::InvalidVersion,
@@ -47,6 +59,9 @@ impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
             }
         }
         shard.prune(slot, now, self.space.options.put_release);
+        if let Some(plan) = repeated(&mut shard[slot], call, source, targets) {
+            return Ok(plan);
+        }
         let (source, space) = match self.space_for(&shard[slot], source, targets, now) {
             Ok(found) => found,
             Err(error) => {
@@ -54,26 +69,20 @@ impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
                 return Err(error);
             }
         };
-        let object = &shard[slot];
-        let Some(value) = object.value() else { return Err(not_found()) };
-        let Some(from) = value.replicas.iter().find(|held| held.id == source) else {
+        let begun = self.space.next_logical_time();
+        let copying = Copying::new(copier, kind, token, (now, begun), source, (targets, space));
+        let Some(plan) = shard[slot].value().and_then(|value| plan_of(&copying, value)) else {
+            copying.quarantine(now, now);
             return Err(no_replica());
         };
-        let plan = CopyPlan {
-            source: from.describe(value.len, ReplicaStatus::Complete),
-            targets: space.iter().map(|held| held.describe(value.len, ReplicaStatus::Processing)).collect(),
-        };
-        shard.begin_copy(
-            slot,
-            Copying { client, kind, token, started: now, source, targets: space, lost: false },
-        );
+        shard.begin_copy(slot, copying);
         Ok(plan)
     }
 
     /// Checks that all segments exist. Mooncake C++ also checks this before anything else.
-    fn check_named(&self, names: &[&str]) -> Result<()> {
+    fn check_mounted(&self, names: &[&str]) -> Result<()> {
         let registry = self.space.segments.read();
-        match names.iter().find(|name| registry.named(name).is_empty()) {
+        match names.iter().find(|name| registry.with_name(name).is_empty()) {
             None => Ok(()),
             Some(name) => Err(unknown(name)),
         }
@@ -112,22 +121,27 @@ impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
         Ok((from, space))
     }
 
-    /// Makes the copies readable. A move drops its source.
-    pub(crate) fn end_copy(
-        &self,
-        client: ClientId,
-        kind: TaskKind,
-        key: &[u8],
-        token: CopyToken,
-    ) -> Result<()> {
+    /// Makes the copies readable. A move drops its source. The end of a numbered copy may be
+    /// repeated.
+    pub(crate) fn end_copy(&self, call: CopyCall<'_>) -> Result<()> {
+        let CopyCall { copier, kind, key, token, .. } = call;
         let now = self.space.clock.now();
         let hash = self.space.directory.hash(key);
         let mut shard = self.space.directory.lock(hash);
-        let slot = self.find_copy(&mut shard, hash, key, (client, kind, token), now)?;
+        if shard.copy_outcome(copier) == Some(CopyOutcome::Made) {
+            return Ok(());
+        }
+        let slot = self.find_copy(&mut shard, hash, call, now)?;
         let _held = self.space.tenants.hold(shard[slot].tenant(), shard[slot].charged_bytes());
         let Some(copying) = shard.take_copy(slot) else { return Err(no_task()) };
+        shard.record_copy_end(copier, CopyOutcome::Made);
         if let (false, Some(hot), Some(held)) = (token.is_nil(), &self.space.hot, copying.targets.first()) {
             hot.record_made(token, (held.id, held.extent.len), now);
+        }
+        if copying.is_shared {
+            // Another task of the client may still write these bytes.
+            let until = copying.started.after(self.space.options.put_release);
+            copying.targets.iter().for_each(|held| held.segment.hold(held.extent, until));
         }
         let lease = self.space.quarantine_end(self.space.in_use_until(&shard[slot]));
         shard.change_replicas(slot, |replicas| {
@@ -145,39 +159,40 @@ impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
         Ok(())
     }
 
-    /// Takes back the space of a copy or move that failed.
-    pub(crate) fn revoke_copy(
-        &self,
-        client: ClientId,
-        kind: TaskKind,
-        key: &[u8],
-        token: CopyToken,
-    ) -> Result<()> {
+    /// Takes back the space of a copy or move that failed. A numbered copy whose start arrives
+    /// afterwards does not begin.
+    pub(crate) fn revoke_copy(&self, call: CopyCall<'_>) -> Result<()> {
+        let CopyCall { copier, key, token, .. } = call;
         let now = self.space.clock.now();
         let hash = self.space.directory.hash(key);
         let mut shard = self.space.directory.lock(hash);
-        let slot = self.find_copy(&mut shard, hash, key, (client, kind, token), now)?;
+        if shard.copy_outcome(copier) == Some(CopyOutcome::Revoked) {
+            return Ok(());
+        }
+        let found = self.find_copy(&mut shard, hash, call, now);
+        shard.record_copy_end(copier, CopyOutcome::Revoked);
+        let slot = found?;
         if let (false, Some(hot)) = (token.is_nil(), &self.space.hot) {
             hot.record_failed(&shard[slot].key, token, now);
         }
         if let Some(copying) = shard.take_copy(slot) {
             // Bytes that the client gave up on may still arrive.
             let abandoned = copying.started.after(self.space.options.put_release);
-            let rest = now.after(self.space.options.revoke_rest).min(abandoned);
-            copying.quarantine(self.space.quarantine_end(rest), now);
+            let rest = if copying.is_shared { abandoned } else { now.after(self.space.options.revoke_rest) };
+            copying.quarantine(self.space.quarantine_end(rest.min(abandoned)), now);
         }
         Ok(())
     }
 
-    /// Returns the object of a copy that this client began.
+    /// Returns the object of the copy that a call is about.
     fn find_copy(
         &self,
         shard: &mut Shard<A, E>,
         hash: u64,
-        key: &[u8],
-        (client, kind, token): (ClientId, TaskKind, CopyToken),
+        call: CopyCall<'_>,
         now: Moment,
     ) -> Result<SlotId> {
+        let CopyCall { copier, kind, key, token, receipt } = call;
         let slot = shard.find(hash, key).ok_or_else(not_found)?;
         shard.prune(slot, now, self.space.options.put_release);
         let object = &shard[slot];
@@ -185,15 +200,15 @@ impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
             shard.remove_if_empty(slot, MissCause::OwnerLost);
             return Err(not_found());
         }
-        if object.lost_copy().is_some_and(|copying| copying.client == client && copying.kind == kind) {
+        if object.lost_copy().is_some_and(|copying| copying.copier == copier && copying.kind == kind) {
             shard.take_copy(slot);
             return Err(Error::new(
                 ErrorCode::ReplicaIsGone,
-                "cannot end copy: every target segment is gone",
+                "cannot end copy: its client, its source or every target segment was lost meanwhile",
             ));
         }
         let copying = object.copying().ok_or_else(no_task)?;
-        if copying.client != client {
+        if copying.copier.client != copier.client {
             let text = format!("another client copies or moves the object. key={}", key.escape_ascii());
             return Err(Error::new(ErrorCode::IllegalClient, text));
         }
@@ -204,12 +219,58 @@ impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
                 key.escape_ascii()
             )));
         }
-        if copying.token != token && !(copying.token.is_nil() && token.is_nil()) {
+        if is_planted("copy-end-any") {
+            return Ok(slot);
+        }
+        let is_nil = copying.token.is_nil() && token.is_nil();
+        if copying.token != token && !is_nil || copying.copier.attempt != copier.attempt {
             let text = format!("another copy of the object is in progress. key={}", key.escape_ascii());
             return Err(Error::new(ErrorCode::InvalidVersion, text));
         }
+        // A client without numbers sent this request about an earlier copy.
+        if receipt.is_some_and(|receipt| receipt < copying.begun) {
+            return Err(no_task());
+        }
         Ok(slot)
     }
+}
+
+/// Returns the plan of the copy in progress if this start of it is repeated.
+fn repeated<A: SegmentAllocator>(
+    object: &mut Object<A>,
+    call: CopyCall<'_>,
+    source: &str,
+    targets: &[&str],
+) -> Option<CopyPlan> {
+    let CopyCall { copier, kind, token, .. } = call;
+    let copying = object.copying()?;
+    if copying.copier != copier || copying.kind != kind || copying.token != token {
+        return None;
+    }
+    let value = object.value()?;
+    let plan = plan_of(copying, value)?;
+    if copier.attempt != 0 {
+        return Some(plan);
+    }
+    let reads = |held: &Allocation<A>| held.id == copying.source && held.segment.info.name == source;
+    let is_same = value.replicas.iter().any(reads)
+        && copying.requested_targets.iter().map(|name| &**name).eq(targets.iter().copied());
+    if !is_same {
+        return None;
+    }
+    // Without a number, the call may also be that of a second task.
+    object.share_copy();
+    Some(plan)
+}
+
+/// Describes a copy of `value` to its client.
+fn plan_of<A: SegmentAllocator>(copying: &Copying<A>, value: &Value<A>) -> Option<CopyPlan> {
+    let from = value.replicas.iter().find(|held| held.id == copying.source)?;
+    let targets = copying.targets.iter();
+    Some(CopyPlan {
+        source: from.describe(value.len, ReplicaStatus::Complete),
+        targets: targets.map(|held| held.describe(value.len, ReplicaStatus::Processing)).collect(),
+    })
 }
 
 #[cold]

@@ -2,7 +2,6 @@
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use mooncake_core::alloc::SegmentAllocator;
@@ -18,6 +17,7 @@ use crate::directory::{Object, Value};
 use crate::model::drain::{DrainInfo, DrainRequest, DrainStatus};
 use crate::model::segment::{Allocation, MountedSegment};
 use crate::space::registry::Registry;
+use crate::sync::atomic::Ordering::SeqCst;
 
 /// Time between two rounds of a job while none of its moves ends.
 const ROUND: Duration = Duration::from_millis(500);
@@ -39,7 +39,7 @@ enum NextStep {
     NoSpace(u64),
     Blocked,
     /// The object uses no space in the segment any more.
-    Gone,
+    Done,
 }
 
 impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
@@ -262,7 +262,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
         let some = job.blocked.len().min(RECHECKED);
         for unit in job.blocked.drain(..some).collect::<Vec<_>>() {
             match self.next_step(&unit, job, now) {
-                NextStep::Gone => {}
+                NextStep::Done => {}
                 NextStep::Move(..) => job.ready.push_back(unit),
                 NextStep::NoSpace(_) if job.targets.is_empty() && job.leaving.is_none() => {
                     job.ready.push_back(unit)
@@ -277,7 +277,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
         while job.active.len() < job.at_once {
             let Some(unit) = job.ready.pop_front() else { return };
             match self.next_step(&unit, job, now) {
-                NextStep::Gone => {}
+                NextStep::Done => {}
                 NextStep::Blocked => job.blocked.push_back(unit),
                 NextStep::NoSpace(len) => {
                     // Memory shrinks by the drained segments, so the least recently used objects
@@ -315,10 +315,10 @@ impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
         let key = unit.key.as_bytes();
         let hash = self.space.directory.hash(key);
         let shard = self.space.directory.lock(hash);
-        let Some(slot) = shard.find(hash, key) else { return NextStep::Gone };
+        let Some(slot) = shard.find(hash, key) else { return NextStep::Done };
         let object = &shard[slot];
         if !uses_space_in(object, |held| Arc::ptr_eq(&held.segment, &job.sources[unit.source])) {
-            return NextStep::Gone;
+            return NextStep::Done;
         }
         // Two moves of one object at the same time could have the same target, and leave one
         // replica of two.
@@ -328,7 +328,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
         let stays =
             |held: &Allocation<A>| held.segment.is_alive() && held.segment.status() == SegmentStatus::Ok;
         if job.leaving.is_some() && value.replicas.iter().any(stays) {
-            return NextStep::Gone;
+            return NextStep::Done;
         }
         let registry = self.space.segments.read();
         let holds_one = |segment: &Arc<MountedSegment<A>>| {
@@ -339,7 +339,8 @@ impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
         };
         let fits = |segment: &&Arc<MountedSegment<A>>| holds_one(segment) || segment.fits(value.len);
         // A move to a segment that has a replica already is a removal. It is the last choice.
-        let rank = |segment: &&Arc<MountedSegment<A>>| (holds_one(segment), segment.is_doubted());
+        let rank =
+            |segment: &&Arc<MountedSegment<A>>| (holds_one(segment), segment.is_reported_unreachable());
         let best = registry
             .list
             .iter()
@@ -469,15 +470,15 @@ fn all_ok<'a, A: SegmentAllocator>(
     registry: &'a Registry<A>,
     name: &str,
 ) -> Result<&'a [Arc<MountedSegment<A>>]> {
-    let named = registry.named(name);
-    if named.is_empty() {
+    let segments = registry.with_name(name);
+    if segments.is_empty() {
         return Err(Error::new(
             ErrorCode::SegmentNotFound,
             format!("cannot drain segment: it is not mounted. name={name}"),
         ));
     }
-    match named.iter().find(|segment| segment.status() != SegmentStatus::Ok) {
-        None => Ok(named),
+    match segments.iter().find(|segment| segment.status() != SegmentStatus::Ok) {
+        None => Ok(segments),
         Some(other) => Err(Error::new(
             ErrorCode::UnavailableInCurrentStatus,
             format!("cannot drain segment: its status is not OK. name={name} status={:?}", other.status()),

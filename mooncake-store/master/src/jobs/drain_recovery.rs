@@ -1,7 +1,5 @@
 //! Drain jobs across masters: written to a snapshot, and restored from one.
 
-use std::sync::atomic::Ordering::SeqCst;
-
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::Moment;
 use mooncake_core::evict::MergeableOrder;
@@ -9,10 +7,11 @@ use mooncake_core::ids::{ObjectKey, Uuid};
 use mooncake_core::replica::SegmentStatus;
 
 use super::drain_table::{ActiveMove, AwaitedSegments, DrainJob, DrainUnit};
-use super::recovery::PATIENCE;
 use super::state::Jobs;
 use crate::model::drain::{DrainInfo, DrainStatus};
 use crate::model::snapshot::{SnapshotDrain, SnapshotDrains, SnapshotMove};
+use crate::space::announcements::ANNOUNCED_FOR;
+use crate::sync::atomic::Ordering::SeqCst;
 
 impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
     /// Returns the drain jobs and the drained segments, and the tasks that exist at that moment,
@@ -43,7 +42,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
             if !saved.status.is_over() {
                 registry.drain_states.extend(saved.sources.iter().map(|id| (*id, SegmentStatus::Draining)));
             }
-            jobs.add(DrainJob::restore(saved, from, now.after(PATIENCE)));
+            jobs.add(DrainJob::restore(saved, from, now.after(ANNOUNCED_FOR)));
         }
         self.drains.due.store(0, SeqCst);
     }

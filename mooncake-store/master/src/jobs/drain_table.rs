@@ -2,17 +2,17 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::{Moment, Rng};
 use mooncake_core::ids::{ClientId, ObjectKey, SegmentId, Uuid};
 use mooncake_core::replica::SegmentStatus;
 use mooncake_core::{ErrorCode, Result};
-use parking_lot::Mutex;
 
 use crate::model::drain::{DrainInfo, DrainStatus};
 use crate::model::segment::MountedSegment;
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 /// Number of times that the move of one replica is tried.
 const TRIES: u32 = 3;

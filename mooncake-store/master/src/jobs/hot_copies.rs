@@ -2,7 +2,6 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use mooncake_core::alloc::SegmentAllocator;
@@ -13,7 +12,8 @@ use mooncake_core::ids::{ClientId, ObjectKey, Uuid};
 use super::state::Jobs;
 use crate::directory::Object;
 use crate::model::segment::MountedSegment;
-use crate::space::hot_table::{ExtraReplica, HotTable, KEPT_FOR, PAUSE, PAUSE_AFTER_DROP};
+use crate::space::hot_table::{ExtraReplica, HotTable, PAUSE, PAUSE_AFTER_DROP, RETENTION};
+use crate::sync::atomic::Ordering::Relaxed;
 
 /// Time between two rounds of decisions.
 const INTERVAL: Duration = Duration::from_millis(100);
@@ -74,7 +74,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
         let HotCopyPlan { source, client, target, epoch } = plan;
         match self.add_copy(client, key.as_bytes(), &source, &[&target], Some(epoch)) {
             Ok(task) => {
-                let until = now.after(KEPT_FOR);
+                let until = now.after(RETENTION);
                 let extra = ExtraReplica { key: key.clone(), epoch, client, until, replica: None };
                 hot.table.lock().extras.insert(task, extra);
             }
@@ -127,7 +127,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
             let Some(extra) = table.extras.get_mut(&task).filter(|extra| extra.until <= now) else { return };
             let replica = extra.replica;
             if still && replica.is_some() {
-                extra.until = now.after(KEPT_FOR);
+                extra.until = now.after(RETENTION);
                 return;
             }
             table.extras.remove(&task);

@@ -12,10 +12,11 @@
 //! | `promotion` | an object that is only on disk is read often | makes the value readable |
 //! | `offload` | an object is put or is about to be evicted | adds the disk replica |
 //!
-//! `copy` holds the space of a copy or move from its start to its end. [`Jobs`](state::Jobs) owns
-//! the space below.
+//! `copy` holds the space of a copy or move from its start to its end, and `client_loss` ends what
+//! a lost client was doing. [`Jobs`](state::Jobs) owns the space below.
 
-mod copy;
+mod client_loss;
+pub(crate) mod copy;
 mod drain;
 mod drain_recovery;
 pub(crate) mod drain_table;

@@ -1,20 +1,21 @@
 //! Recovery: state from a snapshot, kept until the objects are back.
 
+use std::cmp::Ordering::Less;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 use mooncake_core::clock::Moment;
-use mooncake_core::ids::ClientId;
+use mooncake_core::fault_injection::is_planted;
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_protocol::wire::StoredReplica;
-use parking_lot::Mutex;
 
+use crate::model::disk_replicas::DiskHolding;
+use crate::model::epochs::EpochOrder;
 use crate::model::lifetime::Lifetime;
 use crate::model::snapshot::{Horizon, SnapshotObject};
-
-/// Time for which recovered state is kept for clients that have not returned.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(600);
+use crate::model::value::Stamp;
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// Number of parts of the table. A tick forgets one part, and one part is copied under one lock.
 const PARTS: usize = 4096;
@@ -23,8 +24,25 @@ type RecoveryPart = Mutex<HashMap<Box<[u8]>, RecoveredObject>>;
 
 struct RecoveredObject {
     object: SnapshotObject,
-    /// True if a client has announced the object.
-    claimed: bool,
+    /// True if a client has announced a replica in memory. Further ones need no entry, because the
+    /// object is there.
+    is_in_memory: bool,
+    /// Values that clients have found on their disks.
+    on_disks: Vec<DiskHolding>,
+}
+
+impl RecoveredObject {
+    /// Returns whether a client has announced a replica.
+    fn is_claimed(&self) -> bool {
+        self.is_in_memory || !self.on_disks.is_empty()
+    }
+
+    /// Returns the object with the replicas that no client has announced; `None` if there are none.
+    fn unclaimed(&self, key: &[u8]) -> Option<SnapshotObject> {
+        let hides_rest = is_planted("claim-hides-rest") && self.is_claimed();
+        let rest = self.object.without(self.is_in_memory, &self.on_disks).filter(|_| !hides_rest);
+        rest.map(|rest| SnapshotObject { key: key.to_vec(), ..rest })
+    }
 }
 
 /// State from a snapshot. The lock is taken inside that of a shard, and no lock inside of it.
@@ -44,12 +62,22 @@ pub(crate) struct KnownReplica {
     pub(crate) lifetime: Option<Lifetime>,
 }
 
-/// Pins and group of an object on a disk.
+/// Knowledge about an object on a disk.
 pub(crate) struct RecoveredPins {
     pub(crate) group: String,
     pub(crate) hard_pin: bool,
     /// End of the soft pin.
     pub(crate) soft_pin: Moment,
+    /// Stamp of its value, if it was in memory, too.
+    pub(crate) stamp: Option<Stamp>,
+    pub(crate) checksum: Option<u64>,
+}
+
+/// Part of the table that is to be forgotten.
+pub(crate) struct ForgottenPart {
+    pub(crate) number: usize,
+    /// Keys of its objects.
+    pub(crate) keys: Vec<Box<[u8]>>,
 }
 
 impl Recovery {
@@ -70,7 +98,7 @@ impl Recovery {
                 before.is_some_and(|before| now.epoch == before.epoch && now.number < before.number)
             };
             if !object.written.is_some_and(older) {
-                part.insert(key, RecoveredObject { object, claimed: false });
+                part.insert(key, RecoveredObject { object, is_in_memory: false, on_disks: Vec::new() });
             }
         }
         Self { horizons, recalled, parts, forgotten: AtomicUsize::new(0) }
@@ -85,27 +113,44 @@ impl Recovery {
         0..self.parts.len()
     }
 
-    /// Returns the objects of a part that no client has announced.
-    pub(crate) fn unclaimed(&self, part: usize) -> Vec<SnapshotObject> {
+    /// Returns the objects of a part with the replicas that no client has announced: with
+    /// `claimed`, the objects of which a client has announced another replica, and otherwise those
+    /// of which no client has announced any.
+    pub(crate) fn unclaimed(&self, part: usize, claimed: bool) -> Vec<SnapshotObject> {
         let part = self.parts[part].lock();
-        let unclaimed = part.iter().filter(|(_, entry)| !entry.claimed);
-        unclaimed.map(|(key, entry)| SnapshotObject { key: key.to_vec(), ..entry.object.clone() }).collect()
+        let wanted = part.iter().filter(|(_, entry)| entry.is_claimed() == claimed);
+        wanted.filter_map(|(key, entry)| entry.unclaimed(key)).collect()
     }
 
-    /// Checks whether an announced replica can be what it claims. Returns what is known of it.
-    /// `wall_ms` is the date of `now`.
+    /// Returns an object of which a client has announced a replica, with the others; `None` if
+    /// there are no others.
+    pub(crate) fn rest_of_claimed(&self, hash: u64, key: &[u8]) -> Option<SnapshotObject> {
+        let part = self.parts[part_of(hash)].lock();
+        let entry = part.get(key).filter(|entry| entry.is_claimed())?;
+        entry.unclaimed(key)
+    }
+
+    /// Checks whether an announced replica can be what it claims. Returns what is known of it if
+    /// the snapshot lists exactly this value. `wall_ms` is the date of `now`.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS` if the snapshot lists the value with another length or checksum;
+    /// `OBJECT_ALREADY_EXISTS` if the value was removed or replaced before the snapshot, or may
+    /// have been because the order of its master and that of the snapshot is unknown.
     pub(crate) fn check_announced(
         &self,
         hash: u64,
         replica: &StoredReplica,
+        order: &EpochOrder,
         now: Moment,
         wall_ms: u64,
-    ) -> Result<KnownReplica> {
+    ) -> Result<Option<KnownReplica>> {
+        let stamp = Stamp { epoch: replica.epoch, number: replica.number };
         let mut part = self.parts[part_of(hash)].lock();
         let entry = part.get_mut(&*replica.key);
-        let written = entry.as_ref().and_then(|entry| entry.object.written);
+        let written = entry.as_ref().and_then(|entry| entry.object.written).map(Stamp::from);
         if let (Some(entry), Some(written)) = (entry, written)
-            && (written.epoch, written.number) == (replica.epoch, replica.number)
+            && written == stamp
         {
             let object = &entry.object;
             let differs = matches!((object.checksum, replica.checksum), (Some(a), Some(b)) if a != b);
@@ -114,57 +159,103 @@ impl Recovery {
                     "cannot announce replica: length or checksum differ from the snapshot",
                 ));
             }
-            entry.claimed = true;
+            entry.is_in_memory = true;
+            let object = &entry.object;
             let lifetime = object.lifetime.map(|stored| Lifetime::from_stored(stored, now, wall_ms));
-            return Ok(KnownReplica { used: Some(object.used), lifetime });
+            return Ok(Some(KnownReplica { used: Some(object.used), lifetime }));
         }
-        let gone = |horizon: &Horizon| horizon.epoch == replica.epoch && replica.number < horizon.number;
-        let replaced = written.is_some_and(|now| now.epoch == replica.epoch && replica.number < now.number);
-        if replaced || self.horizons.iter().any(gone) && !self.has_ended() {
+        drop(part);
+        if self.has_passed(stamp, written, order) {
             let text = "cannot announce replica: the object was removed or replaced before the snapshot";
             return Err(Error::new(ErrorCode::ObjectAlreadyExists, text));
         }
-        Ok(KnownReplica::default())
+        Ok(None)
     }
 
-    /// Returns the pins of an object of length `len` that was found on the disk of `owner`.
-    pub(crate) fn pins_of_disk_replica(
+    /// Returns whether the snapshot shows that a value was removed or replaced, or may have been.
+    /// `written` is the stamp of the value of the key in the snapshot, which is another one.
+    fn has_passed(&self, stamp: Stamp, written: Option<Stamp>, order: &EpochOrder) -> bool {
+        let reverted = is_planted("epochs-unordered") || is_planted("horizon-ends") && self.has_ended();
+        if reverted {
+            let earlier = |point: Stamp| point.epoch == stamp.epoch && stamp.number < point.number;
+            let ended = is_planted("horizon-ends") && self.has_ended();
+            return written.is_some_and(earlier)
+                || !ended && self.horizons.iter().any(|horizon| earlier((*horizon).into()));
+        }
+        // Values from before the snapshot that still counted are in it.
+        let is_later = |point: Stamp| order.compare(point, stamp) == Some(Less);
+        let after_snapshot = match self.horizons.first() {
+            Some(horizon) if horizon.epoch == stamp.epoch => stamp.number >= horizon.number,
+            Some(horizon) => order.is_older(horizon.epoch, stamp.epoch),
+            None => true,
+        };
+        !after_snapshot || written.is_some_and(|written| !is_later(written))
+    }
+
+    /// Returns what is known of an object of length `len` that was found on a disk; `None` if the
+    /// snapshot does not have it there.
+    pub(crate) fn claim_on_disk(
         &self,
         hash: u64,
         key: &[u8],
         len: u64,
-        owner: ClientId,
+        found: DiskHolding,
     ) -> Option<RecoveredPins> {
         let mut part = self.parts[part_of(hash)].lock();
         let entry = part.get_mut(key)?;
-        if entry.object.len != len || !entry.object.disks.contains(&owner) {
+        if entry.object.len != len || !is_on_disk(&entry.object, found) {
             return None;
         }
-        entry.claimed = true;
+        if !entry.on_disks.contains(&found) {
+            entry.on_disks.push(found);
+        }
         let object = &entry.object;
-        let soft_pin = match object.soft_pin_ms {
-            0 => Moment(0),
-            left => self.recalled.after(Duration::from_millis(left)),
-        };
-        Some(RecoveredPins { group: object.group.clone(), hard_pin: object.hard_pin, soft_pin })
+        let soft_pin = self.end_of_soft_pin(object.soft_pin_ms);
+        let stamp = object.written.map(Stamp::from);
+        Some(RecoveredPins {
+            group: object.group.clone(),
+            hard_pin: object.hard_pin,
+            soft_pin,
+            stamp,
+            checksum: object.checksum,
+        })
     }
 
     fn has_ended(&self) -> bool {
         self.forgotten.load(Relaxed) > 0
     }
 
-    /// Forgets the next part once the time is over. Returns whether it was the first part.
-    pub(crate) fn forget_next_part(&self, now: Moment) -> bool {
-        if self.recalled.after(PATIENCE) > now {
-            return false;
-        }
-        let next = self.forgotten.fetch_add(1, Relaxed);
-        if let Some(part) = self.parts.get(next) {
-            drop(std::mem::take(&mut *part.lock()));
-        } else {
+    /// Returns the next part that is to be forgotten. `None` after the last part.
+    pub(crate) fn next_part(&self) -> Option<ForgottenPart> {
+        let number = self.forgotten.fetch_add(1, Relaxed);
+        let Some(part) = self.parts.get(number) else {
             self.forgotten.store(self.parts.len(), Relaxed);
-        }
-        next == 0
+            return None;
+        };
+        Some(ForgottenPart { number, keys: part.lock().keys().cloned().collect() })
+    }
+
+    /// Forgets an object. Returns it with the replicas that no client has announced.
+    pub(crate) fn forget(&self, part: &ForgottenPart, key: &[u8]) -> Option<SnapshotObject> {
+        self.parts[part.number].lock().remove(key)?.unclaimed(key)
+    }
+
+    /// Returns the end of a soft pin that was to last for `left_ms` at the time of the snapshot.
+    pub(crate) fn end_of_soft_pin(&self, left_ms: u64) -> Moment {
+        if left_ms == 0 { Moment(0) } else { self.recalled.after(Duration::from_millis(left_ms)) }
+    }
+}
+
+/// Returns whether an object of the snapshot was on a disk as it was found there. If both name
+/// versions of one store, these must be the same.
+fn is_on_disk(object: &SnapshotObject, found: DiskHolding) -> bool {
+    let mut same_store = object
+        .holdings()
+        .filter_map(|listed| listed.version)
+        .filter(|listed| found.version.is_some_and(|version| version.store == listed.store));
+    match same_store.next() {
+        Some(first) => found.version == Some(first) || same_store.any(|next| found.version == Some(next)),
+        None => object.disks.contains(&found.client),
     }
 }
 

@@ -1,17 +1,15 @@
 //! State of the jobs.
 
-use std::sync::OnceLock;
-
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::Rng;
 use mooncake_core::evict::MergeableOrder;
 use mooncake_core::sketch::Sketch;
-use parking_lot::Mutex;
 
 use super::drain_table::DrainTable;
 use super::recovery::Recovery;
 use super::task_table::TaskTable;
 use crate::space::Space;
+use crate::sync::{Mutex, OnceLock};
 
 /// Number of counters of the sketch of disk reads.
 const COUNTERS: usize = 4096;

@@ -78,13 +78,13 @@ impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
     fn check_target(&self, name: &str) -> Result<()> {
         let now = self.space.clock.now();
         let registry = self.space.segments.read();
-        let named = registry.named(name);
-        if named.is_empty() {
+        let segments = registry.with_name(name);
+        if segments.is_empty() {
             return Err(Error::invalid(format!(
                 "cannot create task: target segment is not mounted. name={name}"
             )));
         }
-        if !named.iter().any(|segment| segment.would_open(now)) {
+        if !segments.iter().any(|segment| segment.would_open(now)) {
             let text = format!("cannot create task: target segment accepts no objects now. name={name}");
             return Err(Error::new(ErrorCode::UnavailableInCurrentStatus, text));
         }

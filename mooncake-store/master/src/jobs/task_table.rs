@@ -1,6 +1,6 @@
 //! Table of tasks: copy jobs whose clients report an outcome, which callers can query.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
 use mooncake_core::clock::{Moment, Rng};
@@ -73,8 +73,8 @@ impl TaskTable {
 
     /// Returns waiting tasks of a client, which are in progress from now on.
     pub(crate) fn fetch(&mut self, client: ClientId, limit: u64, now: Moment, wall_ms: u64) -> Vec<Task> {
-        let room = self.options.max_processing.saturating_sub(self.jobs.handed_out());
-        let most = room.min(usize::try_from(limit).unwrap_or(usize::MAX));
+        let available = self.options.max_processing.saturating_sub(self.jobs.handed_out());
+        let most = available.min(usize::try_from(limit).unwrap_or(usize::MAX));
         let ids = self.jobs.hand_out(client, most, now.after(self.options.processing_timeout));
         let begin = |id| {
             let TaskRecord { info, payload } = &mut self.jobs.get_mut(&id)?.work;
@@ -153,6 +153,19 @@ impl TaskTable {
         waits
     }
 
+    /// Ends the tasks of clients that are lost. Returns their number.
+    pub(crate) fn end_of(&mut self, lost: &HashSet<ClientId>, message: &str, wall_ms: u64) -> usize {
+        let of_lost =
+            |(id, job): (&Uuid, &CopyJob<TaskRecord>)| lost.contains(&job.work.info.client).then_some(*id);
+        let ids: Vec<_> = self.jobs.in_order().into_iter().filter_map(of_lost).collect();
+        for id in &ids {
+            if let Some(job) = self.jobs.end(id) {
+                self.record_end(job, TaskStatus::Failed, message, wall_ms);
+            }
+        }
+        ids.len()
+    }
+
     /// Returns whether a task waits to be fetched, by any client.
     pub(crate) fn has_waiting(&self) -> bool {
         self.jobs.queued() > 0
@@ -173,11 +186,11 @@ impl TaskTable {
     fn record_end(&mut self, job: CopyJob<TaskRecord>, status: TaskStatus, message: &str, wall_ms: u64) {
         let mut info = job.work.info;
         (info.status, info.updated_ms) = (status, signed(wall_ms));
-        let mut kept = message.len().min(MAX_MESSAGE);
-        while !message.is_char_boundary(kept) {
-            kept -= 1;
+        let mut len = message.len().min(MAX_MESSAGE);
+        while !message.is_char_boundary(len) {
+            len -= 1;
         }
-        info.message = message[..kept].to_owned();
+        info.message = message[..len].to_owned();
         self.remember(info);
     }
 

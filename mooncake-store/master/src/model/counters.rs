@@ -1,21 +1,47 @@
 //! Counters of events since the start of a master.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::ops::Deref;
+
+use mooncake_protocol::metrics::Histogram;
 
 use super::misses::MissCause;
 use super::stats::Stats;
+use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Upper bounds of the histogram of value sizes, in bytes.
 pub(crate) const VALUE_SIZES: [u64; 7] = [4096, 65536, 262_144, 1_048_576, 4_194_304, 16_777_216, 67_108_864];
 
+/// Upper bounds of the histogram of removals of expired clients, in milliseconds.
+const REMOVAL_MS: [u64; 11] = [1, 5, 10, 25, 50, 100, 250, 500, 1000, 5000, 30_000];
+
+pub(crate) struct RemovalTimes(Histogram<11>);
+
+impl Default for RemovalTimes {
+    fn default() -> Self {
+        Self(Histogram::new(&REMOVAL_MS))
+    }
+}
+
+impl Deref for RemovalTimes {
+    type Target = Histogram<11>;
+
+    fn deref(&self) -> &Histogram<11> {
+        &self.0
+    }
+}
+
 #[derive(Default)]
 pub(crate) struct Counters {
+    /// Times to remove expired clients in milliseconds.
+    pub(crate) removal_ms: RemovalTimes,
     pub(crate) evictions_attempted: AtomicU64,
     pub(crate) evictions_successful: AtomicU64,
     pub(crate) evicted_keys: AtomicU64,
     pub(crate) evicted_bytes: AtomicU64,
-    pub(crate) no_room: AtomicU64,
+    pub(crate) out_of_space: AtomicU64,
     pub(crate) partial: AtomicU64,
+    pub(crate) existed: AtomicU64,
+    pub(crate) existed_in_batches: AtomicU64,
     pub(crate) discarded: AtomicU64,
     pub(crate) released: AtomicU64,
     pub(crate) value_sizes: [AtomicU64; VALUE_SIZES.len() + 1],
@@ -31,9 +57,14 @@ impl Counters {
         }
     }
 
+    /// Counts a put that was refused because the object exists.
+    pub(crate) fn existed(&self, in_batch: bool) {
+        if in_batch { &self.existed_in_batches } else { &self.existed }.fetch_add(1, Relaxed);
+    }
+
     /// Counts a put that was refused for lack of space.
-    pub(crate) fn no_room(&self) {
-        self.no_room.fetch_add(1, Relaxed);
+    pub(crate) fn out_of_space(&self) {
+        self.out_of_space.fetch_add(1, Relaxed);
     }
 
     /// Counts misses of keys of a tenant that is not registered.
@@ -82,8 +113,10 @@ impl Counters {
         stats.evictions_successful = read(&self.evictions_successful);
         stats.evicted_keys = read(&self.evicted_keys);
         stats.evicted_bytes = read(&self.evicted_bytes);
-        stats.no_room = read(&self.no_room);
+        stats.out_of_space = read(&self.out_of_space);
         stats.partial = read(&self.partial);
+        stats.existed = read(&self.existed);
+        stats.existed_in_batches = read(&self.existed_in_batches);
         stats.discarded = read(&self.discarded);
         stats.released = read(&self.released);
         stats.value_bytes = read(&self.value_bytes);

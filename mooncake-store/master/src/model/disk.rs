@@ -3,15 +3,19 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use mooncake_core::clock::Moment;
 use mooncake_core::ids::{ClientId, ObjectKey};
-use mooncake_core::{Error, ErrorCode};
-use parking_lot::Mutex;
+use mooncake_core::{Error, ErrorCode, Result};
 
 use super::copy_jobs::{CopyJobs, JobState};
+use super::suspicion::Suspicion;
+use crate::sync::Mutex;
+use crate::sync::atomic::{
+    AtomicBool, AtomicU64,
+    Ordering::{Acquire, Relaxed},
+};
 
 /// Time for which an object stays in memory until the owner of the disk fetches it, and for which
 /// an owner may promote an object: several heartbeats.
@@ -38,6 +42,25 @@ pub(crate) struct PromotionCounters {
     pub(crate) over_limit: AtomicU64,
 }
 
+/// Reason of a promotion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PromotionCause {
+    /// Reads of the object.
+    Reads,
+    /// A prefetch. The object gets a lease when it is in memory.
+    Prefetch,
+}
+
+/// Outcomes of offloads.
+#[derive(Default)]
+pub(crate) struct OffloadCounters {
+    pub(crate) enqueued: AtomicU64,
+    pub(crate) rejected: AtomicU64,
+    pub(crate) completed: AtomicU64,
+    pub(crate) cancelled: AtomicU64,
+    pub(crate) failed: AtomicU64,
+}
+
 pub(crate) fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Relaxed);
 }
@@ -46,6 +69,9 @@ pub(crate) fn count(counter: &AtomicU64) {
 pub(crate) struct DiskOwner {
     pub(crate) client: ClientId,
     pub(crate) alive: AtomicBool,
+    pub(crate) suspicion: Suspicion,
+    /// True if the owner is gone and may return with what is on the disk.
+    pub(crate) may_return: AtomicBool,
     /// Bytes of the objects on the disk.
     pub(crate) used: AtomicU64,
     /// Number of objects on the disk.
@@ -53,13 +79,17 @@ pub(crate) struct DiskOwner {
     /// Size of the disk in bytes; 0 if it is not known.
     pub(crate) capacity: AtomicU64,
     pub(crate) promotions: Arc<PromotionCounters>,
+    pub(crate) offloads: Arc<OffloadCounters>,
     pub(crate) state: Mutex<DiskOwnerState>,
 }
 
 impl Drop for DiskOwner {
     fn drop(&mut self) {
-        let left = self.state.get_mut().promotions.len();
-        self.promotions.cancelled.fetch_add(left as u64, Relaxed);
+        let state = self.state.get_mut();
+        self.promotions.cancelled.fetch_add(state.promotions.len() as u64, Relaxed);
+        let left = state.offloads.in_order().into_iter().map(|(_, job)| job.work.pending()).sum();
+        self.offloads.cancelled.fetch_add(left, Relaxed);
+        self.offloads.failed.fetch_add(state.never_reported, Relaxed);
     }
 }
 
@@ -77,10 +107,12 @@ pub(crate) struct DiskOwnerState {
     pub(crate) offloads: CopyJobs<ObjectKey, Offload, ()>,
     /// Bytes of all offloads.
     pub(crate) under_way: u64,
+    /// Number of offloads that were sent and never reported on.
+    pub(crate) never_reported: u64,
     /// Objects to be read back into memory.
-    pub(crate) promotions: CopyJobs<ObjectKey, (), ()>,
+    pub(crate) promotions: CopyJobs<ObjectKey, PromotionCause, ()>,
     /// True if the owner uses `FetchDiskWork`, which also lists stale replicas.
-    pub(crate) asks_for_work: bool,
+    pub(crate) fetches_work: bool,
     /// Keys whose replicas on the disk are stale, if the owner uses `FetchDiskWork`.
     pub(crate) dropped: HashSet<ObjectKey>,
     /// Last assignment, until it is done.
@@ -90,10 +122,17 @@ pub(crate) struct DiskOwnerState {
 /// Value to be written to disk.
 pub(crate) struct Offload {
     pub(crate) len: u64,
-    /// True if the value is still the one that the owner was asked to write.
+    /// True if the value is still the one that the owner was requested to write.
     pub(crate) valid: bool,
     /// Length of the value that replaced the one of this job.
     pub(crate) next_len: Option<u64>,
+}
+
+impl Offload {
+    /// Returns the number of values of this job that still count: its own, and the next one.
+    fn pending(&self) -> u64 {
+        u64::from(self.valid) + u64::from(self.next_len.is_some())
+    }
 }
 
 /// Subject of a report of an owner.
@@ -103,8 +142,8 @@ pub(crate) enum OffloadReport {
     Current,
     /// A value that was replaced or removed.
     Stale,
-    /// An object that the owner was not asked to write.
-    Unasked,
+    /// An object that the owner was not requested to write.
+    Unrequested,
 }
 
 /// Work that was last assigned to an owner.
@@ -130,24 +169,34 @@ impl AssignedWork {
 impl DiskOwner {
     pub(crate) fn new(
         client: ClientId,
+        suspicion: Suspicion,
         capacity: u64,
-        promotions: Arc<PromotionCounters>,
+        (promotions, offloads): (Arc<PromotionCounters>, Arc<OffloadCounters>),
         state: DiskOwnerState,
     ) -> Arc<Self> {
         Arc::new(Self {
             client,
             alive: AtomicBool::new(true),
+            suspicion,
+            may_return: AtomicBool::new(false),
             used: AtomicU64::new(0),
             objects: AtomicU64::new(0),
             capacity: AtomicU64::new(capacity),
             promotions,
+            offloads,
             state: Mutex::new(state),
         })
     }
 
     /// Returns whether the offer of this disk is still valid.
     pub(crate) fn is_alive(&self) -> bool {
-        self.alive.load(Relaxed)
+        self.alive.load(Acquire)
+    }
+
+    /// Returns whether objects on this disk can be read: the offer is valid, and heartbeats of the
+    /// owner are not overdue.
+    pub(crate) fn is_readable(&self) -> bool {
+        self.is_alive() && !self.suspicion.is_suspected()
     }
 
     /// Returns whether the offload of an object is recent enough for the object to stay in memory.
@@ -156,7 +205,7 @@ impl DiskOwner {
         self.is_alive() && state.offloads.get(key).is_some_and(|job| job.work.valid && now < job.deadline)
     }
 
-    /// Returns the time until which the owner may read an object that it was asked to write.
+    /// Returns the time until which the owner may read an object that it was requested to write.
     pub(crate) fn reads_until(&self, key: &[u8]) -> Moment {
         let state = self.state.lock();
         let sent = state.offloads.get(key).filter(|job| job.is_handed_out() && self.is_alive());
@@ -167,12 +216,13 @@ impl DiskOwner {
     pub(crate) fn cancel(&self, key: &[u8]) {
         let mut state = self.state.lock();
         if let Some(job) = state.offloads.get_mut(key) {
+            self.offloads.cancelled.fetch_add(job.work.pending(), Relaxed);
             (job.work.valid, job.work.next_len) = (false, None);
             if !job.is_handed_out() {
                 state.end_offload(key);
             }
         }
-        if state.end_promotion(key) {
+        if state.end_promotion(key).is_some() {
             count(&self.promotions.cancelled);
         }
     }
@@ -181,19 +231,22 @@ impl DiskOwner {
     pub(crate) fn queue_offload(&self, key: &ObjectKey, len: u64, now: Moment, limit: usize) -> bool {
         let mut state = self.state.lock();
         if !state.enabled || !self.is_alive() {
+            count(&self.offloads.rejected);
             return false;
         }
         if let Some(job) = state.offloads.get_mut(key.as_bytes()) {
             // The owner is writing the value before. The new one follows.
-            if !job.work.valid {
-                job.work.next_len = Some(len);
+            if !job.work.valid && job.work.next_len.replace(len).is_none() {
+                count(&self.offloads.enqueued);
             }
             return true;
         }
         if state.offloads.queued() >= limit {
+            count(&self.offloads.rejected);
             return false;
         }
         state.add_offload(key, len, now);
+        count(&self.offloads.enqueued);
         true
     }
 
@@ -205,7 +258,7 @@ impl DiskOwner {
             return OffloadReport::Stale;
         }
         match state.end_offload(key.as_bytes()) {
-            None => OffloadReport::Unasked,
+            None => OffloadReport::Unrequested,
             Some(Offload { valid: true, .. }) => OffloadReport::Current,
             Some(Offload { next_len, .. }) => {
                 if let Some(len) = next_len {
@@ -225,15 +278,42 @@ impl DiskOwner {
         if state.promotions.len() >= limit {
             return count(&self.promotions.over_limit);
         }
-        state.promotions.add(key.clone(), (), JobState::Queued, Moment(u64::MAX), ());
+        state.promotions.add(key.clone(), (), JobState::Queued, Moment(u64::MAX), PromotionCause::Reads);
         count(&self.promotions.admitted);
+    }
+
+    /// Reserves the promotion of an object that the owner prefetches, unless `limit` promotions
+    /// wait or are in progress.
+    ///
+    /// # Errors
+    /// `PROMOTION_ALREADY_EXISTS`; `KEYS_ULTRA_LIMIT` at the limit.
+    pub(crate) fn reserve_promotion(&self, key: &ObjectKey, limit: usize, now: Moment) -> Result<()> {
+        let mut state = self.state.lock();
+        self.expire_promotions(&mut state, now);
+        if state.promotions.get(key).is_some() {
+            return Err(ErrorCode::PromotionAlreadyExists.into());
+        }
+        if state.promotions.len() >= limit {
+            count(&self.promotions.over_limit);
+            let text = format!("cannot prefetch object: too many promotions wait. limit={limit}");
+            return Err(Error::new(ErrorCode::KeysUltraLimit, text));
+        }
+        let deadline = now.after(PATIENCE);
+        state.promotions.add(key.clone(), (), JobState::HandedOut, deadline, PromotionCause::Prefetch);
+        count(&self.promotions.admitted);
+        Ok(())
+    }
+
+    /// Ends the promotions that the owner has not ended in time.
+    fn expire_promotions(&self, state: &mut DiskOwnerState, now: Moment) {
+        let expired = state.promotions.expire(JobState::HandedOut, now).len();
+        self.promotions.expired.fetch_add(expired as u64, Relaxed);
     }
 
     /// Takes the next objects to promote.
     pub(crate) fn next_promotions(&self, most: usize, now: Moment) -> Vec<ObjectKey> {
         let mut state = self.state.lock();
-        let expired = state.promotions.expire(JobState::HandedOut, now).len();
-        self.promotions.expired.fetch_add(expired as u64, Relaxed);
+        self.expire_promotions(&mut state, now);
         state.promotions.hand_out((), most, now.after(PATIENCE))
     }
 
@@ -242,8 +322,8 @@ impl DiskOwner {
         self.state.lock().promotions.get(key).is_some_and(|job| job.is_handed_out())
     }
 
-    /// Ends a promotion. Returns whether it was in progress. The caller counts the outcome.
-    pub(crate) fn end_promotion(&self, key: &[u8]) -> bool {
+    /// Ends a promotion. Returns its cause if it was in progress. The caller counts the outcome.
+    pub(crate) fn end_promotion(&self, key: &[u8]) -> Option<PromotionCause> {
         self.state.lock().end_promotion(key)
     }
 }
@@ -261,15 +341,17 @@ impl DiskOwnerState {
         Some(offload)
     }
 
-    /// Ends a promotion that the owner has received. Returns whether there was one.
-    fn end_promotion(&mut self, key: &[u8]) -> bool {
-        self.promotions.get(key).is_some_and(|job| job.is_handed_out()) && self.promotions.end(key).is_some()
+    /// Ends a promotion that the owner has received. Returns its cause if there was one.
+    fn end_promotion(&mut self, key: &[u8]) -> Option<PromotionCause> {
+        self.promotions.get(key).filter(|job| job.is_handed_out())?;
+        self.promotions.end(key).map(|job| job.work)
     }
 
     /// Takes the offloads that were not sent to the owner, to send them now.
     pub(crate) fn send_offloads(&mut self, now: Moment, write_out: Duration) -> Vec<(ObjectKey, u64)> {
         // Offloads that were sent and never reported on.
         let lost = self.offloads.expire(JobState::HandedOut, now);
+        self.never_reported += lost.iter().map(|(_, job)| job.work.pending()).sum::<u64>();
         self.under_way -= lost.iter().map(|(_, job)| job.work.len).sum::<u64>();
         let keys = self.offloads.hand_out((), usize::MAX, now.after(write_out));
         let send = |key: ObjectKey| {
@@ -283,10 +365,15 @@ impl DiskOwnerState {
 
     /// Marks the replica of that key on the disk as stale.
     pub(crate) fn mark_dropped(&mut self, key: &ObjectKey) {
-        if !self.asks_for_work || self.must_clear {
+        if !self.fetches_work || self.must_clear {
             return;
         }
         if self.dropped.len() >= MAX_DROPPED {
+            // A listing of the disk may name any number of files that count no more. No object
+            // refers to them, so they may stay.
+            if self.announcing {
+                return;
+            }
             (self.must_clear, self.dropped) = (true, HashSet::new());
             return;
         }
@@ -345,7 +432,7 @@ mod tests {
 
     fn owner(enabled: bool) -> Arc<DiskOwner> {
         let state = DiskOwnerState { enabled, ..DiskOwnerState::default() };
-        DiskOwner::new(ClientId(Uuid::new(1, 2)), 0, Arc::default(), state)
+        DiskOwner::new(ClientId(Uuid::new(1, 2)), Suspicion::default(), 0, Default::default(), state)
     }
 
     fn key(name: &str) -> ObjectKey {
@@ -361,10 +448,11 @@ mod tests {
         }
         let read = |counter: &AtomicU64| counter.load(Relaxed);
         assert_eq!((read(&counters.admitted), read(&counters.over_limit)), (4, 1), "a is queued once");
-        assert!(!owner.end_promotion(b"a"), "the owner has not received it");
+        assert_eq!(owner.end_promotion(b"a"), None, "the owner has not received it");
         assert_eq!(owner.next_promotions(3, Moment(0)), [key("a"), key("b"), key("c")]);
         assert!(owner.is_promoting(b"a") && !owner.is_promoting(b"d"));
-        assert!(owner.end_promotion(b"a") && !owner.end_promotion(b"a"));
+        assert_eq!(owner.end_promotion(b"a"), Some(PromotionCause::Reads));
+        assert_eq!(owner.end_promotion(b"a"), None);
         owner.cancel(b"b");
         owner.cancel(b"d");
         assert_eq!(read(&counters.cancelled), 1, "d is cancelled when it is handed out");
@@ -393,7 +481,7 @@ mod tests {
         assert_eq!(owner.end_offload(&first, Moment(7)), OffloadReport::Stale);
         assert_eq!((send(Moment(8)), owner.state.lock().under_way), (vec![(first.clone(), 30)], 50));
         assert_eq!(owner.end_offload(&second, Moment(9)), OffloadReport::Current);
-        assert_eq!(owner.end_offload(&second, Moment(9)), OffloadReport::Unasked, "reported twice");
+        assert_eq!(owner.end_offload(&second, Moment(9)), OffloadReport::Unrequested, "reported twice");
         // An owner that never reports loses the job, and the object may leave memory.
         let late = Moment(8).after(WRITE_OUT);
         assert!(!owner.is_offloading(b"first", late));

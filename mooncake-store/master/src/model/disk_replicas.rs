@@ -1,28 +1,67 @@
 //! Replicas of objects on disks of clients and in files of a shared file system.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use mooncake_core::clock::Moment;
 use mooncake_core::host_port;
 use mooncake_core::ids::{ClientId, ObjectKey, ReplicaId};
 use mooncake_core::replica::{Replica, ReplicaLocation, ReplicaStatus};
+use mooncake_protocol::wire::StoredAt;
 use smallvec::SmallVec;
 
 use super::disk::DiskOwner;
-use super::value::Writer;
+use super::value::{Stamp, Writer};
+use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Replicas of one value on disks.
 pub(crate) struct DiskReplicas {
     pub(crate) len: u64,
     pub(crate) checksum: Option<u64>,
+    /// Stamp of the value, if it was in memory when it was written to disk.
+    pub(crate) stamp: Stamp,
     pub(crate) copies: SmallVec<[DiskReplica; 1]>,
+}
+
+/// Identity of a value on the disk of a client. The next process that uses the disk reports the
+/// same one, and a later value of the key has another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DiskVersion {
+    pub(crate) store: u64,
+    pub(crate) number: u64,
+}
+
+impl DiskVersion {
+    /// Returns the version that a report names; `None` if its client names none.
+    pub(crate) fn reported(place: &StoredAt) -> Option<Self> {
+        let version = Self { store: place.bucket.cast_unsigned(), number: place.offset.cast_unsigned() };
+        (version != Self { store: 0, number: 0 }).then_some(version)
+    }
+}
+
+/// Value on the disk of a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DiskHolding {
+    pub(crate) client: ClientId,
+    pub(crate) version: Option<DiskVersion>,
+}
+
+impl DiskHolding {
+    /// Returns whether the two are one value. Without versions, the client must be the same: what
+    /// another one finds may be older.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        match (self.version, other.version) {
+            (Some(one), Some(two)) => one == two,
+            _ => self.client == other.client,
+        }
+    }
 }
 
 /// Replica on a disk or in a file.
 pub(crate) struct DiskReplica {
     pub(crate) id: ReplicaId,
     pub(crate) len: u64,
+    /// Version on the disk of the owner, if it is known.
+    pub(crate) version: Option<DiskVersion>,
     pub(crate) location: DiskLocation,
 }
 
@@ -35,10 +74,11 @@ pub(crate) enum DiskLocation {
 }
 
 impl DiskReplica {
-    pub(crate) fn new(id: ReplicaId, owner: &Arc<DiskOwner>, len: u64, endpoint: &str) -> Self {
+    pub(crate) fn new(id: ReplicaId, owner: &Arc<DiskOwner>, len: u64, place: &StoredAt) -> Self {
         owner.used.fetch_add(len, Relaxed);
         owner.objects.fetch_add(1, Relaxed);
-        Self { id, len, location: DiskLocation::Owned(owner.clone(), endpoint.to_owned()) }
+        let version = DiskVersion::reported(place);
+        Self { id, len, version, location: DiskLocation::Owned(owner.clone(), place.endpoint.clone()) }
     }
 
     pub(crate) fn owner(&self) -> Option<&Arc<DiskOwner>> {
@@ -50,6 +90,11 @@ impl DiskReplica {
 
     pub(crate) fn is_live(&self) -> bool {
         self.owner().is_none_or(|owner| owner.is_alive())
+    }
+
+    /// Returns whether this replica can be read now.
+    pub(crate) fn is_readable(&self) -> bool {
+        self.owner().is_none_or(|owner| owner.is_readable())
     }
 
     pub(crate) fn is_of(&self, client: ClientId) -> bool {
@@ -64,8 +109,8 @@ impl DiskReplica {
     }
 
     /// Returns whether this replica looks like `before`, found by the next process of the same
-    /// owner: it is on the same host, and the owner of `before` has sent no heartbeat since this
-    /// owner joined.
+    /// owner: it is on the same host, has the same version if both are known, and the owner of
+    /// `before` has sent no heartbeat since this owner joined.
     pub(crate) fn succeeds(&self, before: &DiskReplica) -> bool {
         let (DiskLocation::Owned(ours, here), DiskLocation::Owned(theirs, there)) =
             (&self.location, &before.location)
@@ -74,6 +119,7 @@ impl DiskReplica {
         };
         let joined = ours.state.lock().joined;
         ours.client != theirs.client
+            && self.version.zip(before.version).is_none_or(|(here, there)| here == there)
             && host_port::split(here).0 == host_port::split(there).0
             && theirs.state.lock().seen <= joined
     }
@@ -92,7 +138,7 @@ impl Drop for DiskReplica {
 }
 
 impl DiskReplicas {
-    /// Returns the replicas that can be read.
+    /// Returns the replicas whose owners are not gone.
     pub(crate) fn live(&self) -> impl Iterator<Item = &DiskReplica> {
         self.copies.iter().filter(|copy| copy.is_live())
     }
@@ -105,6 +151,11 @@ impl DiskReplicas {
         self.live().next().is_some()
     }
 
+    /// Returns whether a replica can be read now.
+    pub(crate) fn is_readable(&self) -> bool {
+        self.copies.iter().any(DiskReplica::is_readable)
+    }
+
     /// Drops replicas of owners that are gone or that `keep` refuses. Returns whether any are left.
     pub(crate) fn retain(&mut self, keep: impl Fn(ClientId) -> bool) -> bool {
         self.copies.retain(|copy| copy.owner().is_none_or(|owner| owner.is_alive() && keep(owner.client)));
@@ -112,7 +163,7 @@ impl DiskReplicas {
     }
 
     pub(crate) fn describe(&self) -> impl Iterator<Item = Replica> {
-        self.live().map(|copy| Replica {
+        self.copies.iter().filter(|copy| copy.is_readable()).map(|copy| Replica {
             id: copy.id,
             location: match &copy.location {
                 DiskLocation::Owned(owner, endpoint) => ReplicaLocation::LocalDisk {
@@ -124,6 +175,14 @@ impl DiskReplicas {
             },
             status: ReplicaStatus::Complete,
         })
+    }
+
+    /// Returns the values on the disks of owners that are alive.
+    pub(crate) fn holdings(&self) -> impl Iterator<Item = DiskHolding> {
+        let holding = |copy: &DiskReplica| {
+            copy.owner().map(|owner| DiskHolding { client: owner.client, version: copy.version })
+        };
+        self.live().filter_map(holding)
     }
 
     pub(crate) fn owners(&self) -> impl Iterator<Item = ClientId> {

@@ -3,12 +3,15 @@
 use std::collections::{HashMap, HashSet};
 use std::hash::BuildHasher;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use foldhash::quality::FixedState;
 use mooncake_core::clock::Moment;
-use mooncake_core::ids::ObjectKey;
-use parking_lot::Mutex;
+
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// Maximum number of objects of a group. The time to list a group is thus bounded.
+pub(crate) const MAX_OBJECTS: usize = 1 << 16;
 
 /// Group. It exists as long as an object belongs to it.
 pub(crate) struct Group {
@@ -21,7 +24,9 @@ pub(crate) struct Group {
 /// Objects of a group.
 #[derive(Debug, Default)]
 struct GroupObjects {
-    keys: HashSet<ObjectKey>,
+    /// Hashes of the keys. If two keys of a group had one hash, one of them would not go with the
+    /// others.
+    hashes: HashSet<u64, FixedState>,
     /// Number of objects that eviction may choose: the policy orders them, and they do not wait.
     running: usize,
     /// Number of objects that eviction has passed over since their last use.
@@ -33,9 +38,14 @@ impl Group {
         &self.name
     }
 
-    /// Returns the keys of the objects of the group.
-    pub(crate) fn keys(&self) -> Vec<ObjectKey> {
-        self.objects.lock().keys.iter().cloned().collect()
+    /// Returns the hashes of the keys of the group.
+    pub(crate) fn hashes(&self) -> Vec<u64> {
+        self.objects.lock().hashes.iter().copied().collect()
+    }
+
+    /// Returns the number of keys of the group.
+    pub(crate) fn len(&self) -> usize {
+        self.objects.lock().hashes.len()
     }
 
     /// Counts an object that the policy orders from now on.
@@ -122,28 +132,41 @@ impl Groups {
         &self.parts[self.hasher.hash_one(name) as usize % PARTS]
     }
 
-    /// Adds an object with its lease to the group of that name. Returns the group.
-    pub(crate) fn join(&self, name: &str, key: ObjectKey, lease: Moment) -> Arc<Group> {
+    /// Adds an object with its lease to the group of that name. Returns the group. After
+    /// [`MAX_OBJECTS`] objects another group of the same name begins, which goes by itself.
+    pub(crate) fn join(&self, name: &str, hash: u64, lease: Moment) -> Arc<Group> {
         let mut part = self.part(name).lock();
-        let group = match part.get(name) {
+        let is_open = |group: &&Arc<Group>| {
+            let objects = group.objects.lock();
+            objects.hashes.len() < MAX_OBJECTS || objects.hashes.contains(&hash)
+        };
+        let group = match part.get(name).filter(is_open) {
             Some(known) => known.clone(),
             None => {
                 let (lease, objects) = (AtomicU64::new(0), Mutex::default());
-                let group = Group { name: name.to_owned(), lease, objects };
-                part.entry(name.to_owned()).or_insert(Arc::new(group)).clone()
+                let group = Arc::new(Group { name: name.to_owned(), lease, objects });
+                if part.insert(name.to_owned(), group.clone()).is_some() {
+                    tracing::debug!(name, objects = MAX_OBJECTS, "group is full; another one begins");
+                }
+                group
             }
         };
         group.extend(lease);
-        group.objects.lock().keys.insert(key);
+        group.objects.lock().hashes.insert(hash);
         group
     }
 
+    /// Returns the group of a name.
+    pub(crate) fn find(&self, name: &str) -> Option<Arc<Group>> {
+        self.part(name).lock().get(name).cloned()
+    }
+
     /// Removes an object. A group without objects is removed.
-    pub(crate) fn leave(&self, group: &Group, key: &ObjectKey) {
+    pub(crate) fn leave(&self, group: &Arc<Group>, hash: u64) {
         let mut part = self.part(&group.name).lock();
-        let keys = &mut group.objects.lock().keys;
-        keys.remove(key);
-        if keys.is_empty() {
+        let hashes = &mut group.objects.lock().hashes;
+        hashes.remove(&hash);
+        if hashes.is_empty() && part.get(&group.name).is_some_and(|known| Arc::ptr_eq(known, group)) {
             part.remove(&group.name);
         }
     }
@@ -161,27 +184,44 @@ mod tests {
     #[test]
     fn groups_live_as_long_as_they_have_members() {
         let groups = Groups::new(1);
-        let key = |number: u32| ObjectKey::new(number.to_le_bytes()).unwrap();
-        let one = groups.join("g", key(1), Moment(5));
-        let same = groups.join("g", key(2), Moment(3));
+        let one = groups.join("g", 1, Moment(5));
+        let same = groups.join("g", 2, Moment(3));
         assert!(Arc::ptr_eq(&one, &same) && one.lease() == Moment(5));
         for number in 0..1000 {
             let name = number.to_string();
-            let group = groups.join(&name, key(number), Moment(0));
-            groups.leave(&group, &key(number));
+            let group = groups.join(&name, number, Moment(0));
+            groups.leave(&group, number);
         }
         assert_eq!(groups.len(), 1);
-        groups.leave(&one, &key(1));
-        groups.leave(&one, &key(9));
+        groups.leave(&one, 1);
+        groups.leave(&one, 9);
         assert_eq!(groups.len(), 1);
-        groups.leave(&one, &key(2));
+        groups.leave(&one, 2);
         assert_eq!(groups.len(), 0);
-        assert_eq!(groups.join("g", key(1), Moment(0)).lease(), Moment(0), "another one");
+        assert_eq!(groups.join("g", 1, Moment(0)).lease(), Moment(0), "another one");
+    }
+
+    #[test]
+    fn a_full_group_is_followed_by_another_one() {
+        let groups = Groups::new(1);
+        let first = groups.join("g", 0, Moment(7));
+        for hash in 1..MAX_OBJECTS as u64 {
+            assert!(Arc::ptr_eq(&groups.join("g", hash, Moment(0)), &first));
+        }
+        let second = groups.join("g", MAX_OBJECTS as u64, Moment(0));
+        assert!(!Arc::ptr_eq(&first, &second) && second.name() == "g" && second.lease() == Moment(0));
+        assert_eq!((first.hashes().len(), second.hashes().len()), (MAX_OBJECTS, 1));
+        // The first one is not found again, and ends without a trace.
+        (0..MAX_OBJECTS as u64).for_each(|hash| groups.leave(&first, hash));
+        assert!(Arc::ptr_eq(&groups.join("g", 1, Moment(0)), &second));
+        groups.leave(&second, 1);
+        groups.leave(&second, MAX_OBJECTS as u64);
+        assert_eq!(groups.len(), 0);
     }
 
     #[test]
     fn the_last_object_does_not_wait() {
-        let group = Groups::new(1).join("g", ObjectKey::new([1]).unwrap(), Moment(0));
+        let group = Groups::new(1).join("g", 1, Moment(0));
         (0..3).for_each(|_| group.add_running());
         assert_eq!([(); 3].map(|()| group.begin_wait()), [true, true, false]);
         assert!(group.is_running() && !group.is_idle());

@@ -9,8 +9,8 @@ use mooncake_core::ids::ObjectKey;
 /// and must not call the master.
 pub trait Journal: Debug + Send + Sync + 'static {
     /// Records that the object can be read. `group` is empty for none; `tenant` is `default`
-    /// without tenants.
-    fn stored(&self, tenant: &str, key: &ObjectKey, group: &str);
+    /// without tenants. `session` is the name that the writer gave to its session.
+    fn stored(&self, tenant: &str, key: &ObjectKey, group: &str, session: Option<&[u8]>);
 
     /// Records that the object cannot be read any more: it was removed, evicted, replaced, or lost
     /// with its segments.

@@ -68,7 +68,7 @@ impl MissCause {
     }
 
     /// Returns the cause of that name.
-    pub fn named(name: &str) -> Option<Self> {
+    pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|cause| cause.name() == name)
     }
 
@@ -152,11 +152,11 @@ mod tests {
     fn causes_by_number_and_name() {
         let mut counts = MissCounts::default();
         for (number, cause) in MissCause::ALL.into_iter().enumerate() {
-            assert_eq!((cause as usize, MissCause::named(cause.name())), (number, Some(cause)));
+            assert_eq!((cause as usize, MissCause::from_name(cause.name())), (number, Some(cause)));
             counts.add(cause, number as u64);
         }
         assert!(counts.iter().all(|(cause, count)| count == cause as u64 && counts.of(cause) == count));
-        assert_eq!((counts.total(), MissCause::named("other")), (66, None));
+        assert_eq!((counts.total(), MissCause::from_name("other")), (66, None));
         counts.add_all(&counts.clone());
         assert_eq!(counts.total(), 132);
     }

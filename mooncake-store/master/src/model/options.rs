@@ -214,9 +214,12 @@ impl FileOptions {
 pub struct MasterOptions {
     /// Time for which a reader may rely on the replicas that it received (10 s).
     pub lease_ttl: Duration,
+    /// Last part of a lease during which the object may be removed and evicted (0). Its space stays
+    /// in quarantine until the end of the lease.
+    pub unprotected_lease: Duration,
     /// Duration of a soft pin if the put does not state one (30 min).
     pub soft_pin_ttl: Duration,
-    /// Longest soft pin that a put may request (24 h).
+    /// Longest soft pin that a put may request (7 days).
     pub max_soft_pin_ttl: Duration,
     /// True if soft-pinned objects are evicted when nothing else is left (true).
     pub evict_soft_pinned: bool,
@@ -226,8 +229,13 @@ pub struct MasterOptions {
     /// The distance is never more than a hundredth: an object that was evicted early could have
     /// been a hit, and a put that finds no free space evicts by itself.
     pub eviction_ratio: f64,
-    /// Time without a heartbeat after which a client and its segments expire (10 s).
+    /// Time without a heartbeat after which a client and its segments expire, or are suspected
+    /// (10 s).
     pub client_ttl: Duration,
+    /// Further time without a heartbeat in which a client is suspected, before it expires (0).
+    /// Nothing is read from a suspected client, and nothing is placed there. All its objects can be
+    /// read again after a heartbeat.
+    pub client_suspicion: Duration,
     /// Age from which on another writer may take over a write in progress (30 s).
     pub put_discard: Duration,
     /// Time for which the allocation of a write is valid (600 s). A writer that has not ended its
@@ -256,6 +264,11 @@ pub struct MasterOptions {
     pub disks: Option<DiskOptions>,
     /// Files on a file system that clients share; `None` for none (`None`).
     pub files: Option<FileOptions>,
+    /// Memory in bytes that all changes may take that owners of segments have not fetched yet
+    /// (256 MiB). Beyond it, the owner with the most changes has to fetch its whole inventory.
+    pub ledger_bytes: u64,
+    /// Time without a put after which an unfinished import of weights is aborted (5 min).
+    pub weight_import_idle: Duration,
     /// Number of shards of the directory, a power of two up to 4096 (64).
     pub shards: usize,
 }
@@ -264,12 +277,14 @@ impl Default for MasterOptions {
     fn default() -> Self {
         Self {
             lease_ttl: Duration::from_secs(10),
+            unprotected_lease: Duration::ZERO,
             soft_pin_ttl: Duration::from_secs(30 * 60),
-            max_soft_pin_ttl: Duration::from_secs(24 * 60 * 60),
+            max_soft_pin_ttl: Duration::from_secs(7 * 24 * 60 * 60),
             evict_soft_pinned: true,
             high_watermark: 0.90,
             eviction_ratio: 0.05,
             client_ttl: Duration::from_secs(10),
+            client_suspicion: Duration::ZERO,
             put_discard: Duration::from_secs(30),
             put_release: Duration::from_secs(600),
             revoke_rest: Duration::from_secs(10),
@@ -280,12 +295,19 @@ impl Default for MasterOptions {
             hot: None,
             disks: None,
             files: None,
+            ledger_bytes: 256 << 20,
+            weight_import_idle: Duration::from_secs(300),
             shards: 64,
         }
     }
 }
 
 impl MasterOptions {
+    /// Returns the time without a heartbeat after which a client and its segments expire.
+    pub fn client_lifetime(&self) -> Duration {
+        self.client_ttl.saturating_add(self.client_suspicion)
+    }
+
     /// Checks that the options do not contradict each other.
     ///
     /// # Errors
@@ -299,11 +321,22 @@ impl MasterOptions {
             }
         };
         ratio("eviction_high_watermark_ratio", self.high_watermark)?;
+        if self.high_watermark == 0.0 {
+            return Err(Error::invalid(
+                "eviction_high_watermark_ratio must be more than 0: every object would be evicted at once",
+            ));
+        }
         ratio("eviction_ratio", self.eviction_ratio)?;
         if self.put_release <= self.put_discard {
             return Err(Error::invalid(format!(
                 "put_start_release_timeout_sec ({:?}) must be longer than put_start_discard_timeout_sec ({:?})",
                 self.put_release, self.put_discard
+            )));
+        }
+        if self.unprotected_lease > self.lease_ttl {
+            return Err(Error::invalid(format!(
+                "unprotected_lease ({:?}) must not exceed lease_ttl ({:?})",
+                self.unprotected_lease, self.lease_ttl
             )));
         }
         if self.soft_pin_ttl > self.max_soft_pin_ttl {
@@ -340,6 +373,11 @@ impl MasterOptions {
         if self.hot.is_some_and(|hot| !hot.reads_per_second.is_finite() || hot.reads_per_second <= 0.0) {
             return Err(Error::invalid("dynamic_replication_admission_qps_threshold must be above 0"));
         }
+        if self.weight_import_idle.is_zero() {
+            return Err(Error::invalid(
+                "weight_import_idle_timeout_ms must not be 0: every import would be aborted at once",
+            ));
+        }
         if !self.shards.is_power_of_two() || self.shards > 4096 {
             return Err(Error::invalid(format!(
                 "shards must be a power of two up to 4096, not {}",
@@ -370,16 +408,21 @@ mod tests {
     }
 
     #[test]
-    fn contradictions_are_named_by_flag() {
+    fn contradiction_error_states_flag() {
         let ok = MasterOptions::default();
         ok.check().unwrap();
         for (name, bad) in [
             ("eviction_high_watermark_ratio", MasterOptions { high_watermark: 1.01, ..ok.clone() }),
             ("eviction_high_watermark_ratio", MasterOptions { high_watermark: f64::NAN, ..ok.clone() }),
+            ("eviction_high_watermark_ratio", MasterOptions { high_watermark: 0.0, ..ok.clone() }),
             ("eviction_ratio", MasterOptions { eviction_ratio: -0.1, ..ok.clone() }),
             ("put_start_release_timeout_sec", MasterOptions { put_release: ok.put_discard, ..ok.clone() }),
             ("default_kv_soft_pin_ttl", MasterOptions { max_soft_pin_ttl: Duration::ZERO, ..ok.clone() }),
             ("client_ttl", MasterOptions { client_ttl: Duration::ZERO, ..ok.clone() }),
+            (
+                "weight_import_idle_timeout_ms",
+                MasterOptions { weight_import_idle: Duration::ZERO, ..ok.clone() },
+            ),
             ("shards", MasterOptions { shards: 3, ..ok.clone() }),
         ] {
             assert!(bad.check().unwrap_err().message().contains(name), "{name}");

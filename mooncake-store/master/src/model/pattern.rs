@@ -83,7 +83,7 @@ fn class(rest: &mut Peekable<Chars<'_>>, out: &mut String) -> Result<()> {
                 return Ok(());
             }
             '\\' => escape(rest, true, out),
-            '[' if rest.peek() == Some(&':') => named(rest, out),
+            '[' if rest.peek() == Some(&':') => copy_class(rest, out),
             '[' if matches!(rest.peek(), Some('=' | '.')) => {
                 return Err(Error::invalid("cannot compile pattern: [= =] and [. .] are not supported"));
             }
@@ -97,7 +97,7 @@ fn class(rest: &mut Peekable<Chars<'_>>, out: &mut String) -> Result<()> {
 }
 
 /// Copies a named class to its end. The crate `regex` checks its name.
-fn named(rest: &mut Peekable<Chars<'_>>, out: &mut String) {
+fn copy_class(rest: &mut Peekable<Chars<'_>>, out: &mut String) {
     out.push('[');
     for next in rest.by_ref() {
         out.push(next);

@@ -1,7 +1,8 @@
 //! Longest promise of earlier masters.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
+
+use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Longest time for which clients use an allocation, plus a margin. It depends on no option of a
 /// master.

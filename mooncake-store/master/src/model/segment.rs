@@ -1,9 +1,7 @@
 //! Mounted segments: the space in each, and the extents that stay in quarantine before reuse.
 
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 
 use mooncake_core::alloc::{Extent, SegmentAllocator};
 use mooncake_core::clock::Moment;
@@ -12,9 +10,11 @@ use mooncake_core::replica::{
     MemoryLocation, Replica, ReplicaLocation, ReplicaStatus, Segment, SegmentStatus,
 };
 use mooncake_core::{Error, Result};
-use parking_lot::{Mutex, MutexGuard};
 
 use super::ledger::Ledger;
+use super::suspicion::Suspicion;
+use crate::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use crate::sync::{Mutex, MutexGuard};
 
 /// Alignment of objects in bytes. Objects begin on cache lines, so that copies run at full speed.
 pub(crate) const GRAIN: u64 = 64;
@@ -31,13 +31,17 @@ pub(crate) struct MountedSegment<A> {
     alive: AtomicBool,
     /// True if the mount was retired because its client expired.
     expired: AtomicBool,
+    /// True if the mount was retired because its client hands the memory over to its next process.
+    handed_over: AtomicBool,
     /// End of the grace period of a graceful unmount; 0 for none.
     leaves: AtomicU64,
     /// Number of the status that a drain has set: OK, DRAINING or DRAINED.
     drain: AtomicU8,
     /// True if another client could not reach the owner, and no heartbeat of the owner has arrived
     /// since.
-    doubted: AtomicBool,
+    reported_unreachable: AtomicBool,
+    /// Suspicion of the owner.
+    pub(crate) suspicion: Suspicion,
     /// True if the owner has still to announce the objects in the segment.
     closed: AtomicBool,
     /// Ledger of the owner, if it fetches the inventory.
@@ -53,11 +57,28 @@ pub(crate) struct MountedSegment<A> {
 struct SegmentSpace<A> {
     allocator: A,
     /// Extents in quarantine, by the time at which each is free.
-    quarantined: BinaryHeap<Reverse<(Moment, Extent)>>,
+    quarantined: BTreeSet<(Moment, Extent)>,
     quarantined_bytes: u64,
     /// Lengths of the extents that are reserved for objects that the owner will announce, by
     /// offset.
     reserved: BTreeMap<u64, u64>,
+    /// Earliest times of reuse of extents of readable replicas to which a client may still write,
+    /// by offset.
+    held: BTreeMap<u64, Moment>,
+}
+
+impl<A: SegmentAllocator> SegmentSpace<A> {
+    /// Keeps an extent in quarantine, or frees it if the time is over. Returns whether it is free.
+    fn begin_quarantine(&mut self, extent: Extent, until: Moment, now: Moment) -> bool {
+        let is_free = until <= now;
+        if is_free {
+            self.allocator.release(extent);
+        } else {
+            self.quarantined_bytes += extent.len;
+            self.quarantined.insert((until, extent));
+        }
+        is_free
+    }
 }
 
 impl<A: SegmentAllocator> MountedSegment<A> {
@@ -70,12 +91,12 @@ impl<A: SegmentAllocator> MountedSegment<A> {
         quarantined: &[(Moment, Extent)],
     ) -> Self {
         let mut allocator = A::new(info.size, config);
-        let mut heap = BinaryHeap::new();
+        let mut waiting = BTreeSet::new();
         let mut quarantined_bytes = 0;
         for &(until, extent) in quarantined {
             if allocator.reserve(extent).is_ok() {
                 quarantined_bytes += extent.len;
-                heap.push(Reverse((until, extent)));
+                waiting.insert((until, extent));
             }
         }
         let mounted = Self {
@@ -84,9 +105,11 @@ impl<A: SegmentAllocator> MountedSegment<A> {
             opens,
             alive: AtomicBool::new(true),
             expired: AtomicBool::new(false),
+            handed_over: AtomicBool::new(false),
             leaves: AtomicU64::new(0),
             drain: AtomicU8::new(SegmentStatus::Ok as u8),
-            doubted: AtomicBool::new(false),
+            reported_unreachable: AtomicBool::new(false),
+            suspicion: Suspicion::default(),
             closed: AtomicBool::new(false),
             ledger: None,
             used: AtomicU64::new(0),
@@ -95,13 +118,19 @@ impl<A: SegmentAllocator> MountedSegment<A> {
             next_release: AtomicU64::new(u64::MAX),
             space: Mutex::new(SegmentSpace {
                 allocator,
-                quarantined: heap,
+                quarantined: waiting,
                 quarantined_bytes,
                 reserved: BTreeMap::new(),
+                held: BTreeMap::new(),
             }),
         };
         mounted.publish(&mounted.space.lock());
         mounted
+    }
+
+    /// Returns the time before which nothing is placed in the segment.
+    pub(crate) fn opens(&self) -> Moment {
+        self.opens
     }
 
     /// Allocates `len` bytes, if there are enough in one piece.
@@ -114,14 +143,41 @@ impl<A: SegmentAllocator> MountedSegment<A> {
 
     /// Returns an extent, which is free from `until` on. A time in the past means now.
     pub(crate) fn quarantine(&self, extent: Extent, until: Moment, now: Moment) {
+        self.quarantine_for_readers(extent, until, until, now);
+    }
+
+    /// Returns an extent like [`quarantine`](Self::quarantine). Without readers that will report
+    /// the end of their reads, it would be free from `rest` on. Returns both times with regard to
+    /// writers; `None` if the extent is free.
+    pub(crate) fn quarantine_for_readers(
+        &self,
+        extent: Extent,
+        until: Moment,
+        rest: Moment,
+        now: Moment,
+    ) -> Option<(Moment, Moment)> {
         let mut space = self.space.lock();
-        if until <= now {
-            space.allocator.release(extent);
-        } else {
-            space.quarantined_bytes += extent.len;
-            space.quarantined.push(Reverse((until, extent)));
-        }
+        let held = if space.held.is_empty() { None } else { space.held.remove(&extent.offset) };
+        let [until, rest] = [until, rest].map(|until| held.map_or(until, |held| held.max(until)));
+        let is_free = space.begin_quarantine(extent, until, now);
         self.publish(&space);
+        (!is_free).then_some((until, rest))
+    }
+
+    /// Ends the quarantine of an extent until `until`, because its readers have ended. It is free
+    /// from `rest` on.
+    pub(crate) fn end_quarantine(&self, extent: Extent, until: Moment, rest: Moment, now: Moment) {
+        let mut space = self.space.lock();
+        if space.quarantined.remove(&(until, extent)) {
+            space.quarantined_bytes -= extent.len;
+            space.begin_quarantine(extent, rest, now);
+            self.publish(&space);
+        }
+    }
+
+    /// Keeps an extent, once it is returned, in quarantine until `until` at least.
+    pub(crate) fn hold(&self, extent: Extent, until: Moment) {
+        self.space.lock().held.insert(extent.offset, until);
     }
 
     /// Reserves space for an object that the owner will announce. Repeating the call has no effect.
@@ -188,11 +244,11 @@ impl<A: SegmentAllocator> MountedSegment<A> {
         let mut space = self.space.lock();
         let before = space.quarantined_bytes;
         for _ in 0..SLICE {
-            let Some(&Reverse((until, extent))) = space.quarantined.peek() else { break };
+            let Some(&(until, extent)) = space.quarantined.first() else { break };
             if until > now {
                 break;
             }
-            space.quarantined.pop();
+            space.quarantined.pop_first();
             space.quarantined_bytes -= extent.len;
             space.allocator.release(extent);
         }
@@ -211,15 +267,14 @@ impl<A: SegmentAllocator> MountedSegment<A> {
     pub(crate) fn quarantined_addresses(&self) -> Vec<(Moment, Extent)> {
         let space = self.space.lock();
         let absolute = |extent: Extent| Extent { offset: self.info.base + extent.offset, len: extent.len };
-        space.quarantined.iter().map(|Reverse((until, extent))| (*until, absolute(*extent))).collect()
+        space.quarantined.iter().map(|(until, extent)| (*until, absolute(*extent))).collect()
     }
 
     fn publish(&self, space: &SegmentSpace<A>) {
         self.used.store(space.allocator.used(), Relaxed);
         self.largest.store(space.allocator.largest_free(), Relaxed);
         self.quarantined.store(space.quarantined_bytes, Relaxed);
-        self.next_release
-            .store(space.quarantined.peek().map_or(u64::MAX, |Reverse((until, _))| until.0), Relaxed);
+        self.next_release.store(space.quarantined.first().map_or(u64::MAX, |(until, _)| until.0), Relaxed);
     }
 
     /// Returns the allocated bytes, including those in quarantine.
@@ -249,12 +304,12 @@ impl<A: SegmentAllocator> MountedSegment<A> {
 
     /// Returns whether new objects may be placed here.
     pub(crate) fn is_open(&self, now: Moment) -> bool {
-        self.would_open(now) && !self.is_doubted()
+        self.would_open(now) && !self.is_reported_unreachable()
     }
 
     /// Returns whether new objects could be placed here if the owner is reachable after all.
     pub(crate) fn would_open(&self, now: Moment) -> bool {
-        self.is_alive()
+        self.is_readable()
             && self.leaves.load(Relaxed) == 0
             && self.opens <= now
             && !self.is_draining()
@@ -271,24 +326,42 @@ impl<A: SegmentAllocator> MountedSegment<A> {
         self.drain.store(status as u8, Relaxed);
     }
 
-    /// Returns whether the owner may be unreachable. Its next heartbeat ends the doubt.
-    pub(crate) fn is_doubted(&self) -> bool {
-        self.doubted.load(Relaxed)
+    /// Returns whether the owner may be unreachable. Its next heartbeat clears the flag.
+    pub(crate) fn is_reported_unreachable(&self) -> bool {
+        self.reported_unreachable.load(Relaxed)
     }
 
     /// Records whether the owner may be unreachable.
-    pub(crate) fn set_doubted(&self, doubted: bool) {
-        self.doubted.store(doubted, Relaxed);
+    pub(crate) fn set_reported_unreachable(&self, reported_unreachable: bool) {
+        self.reported_unreachable.store(reported_unreachable, Relaxed);
     }
 
-    /// Returns whether the objects of this mount can be read.
+    /// Returns whether the mount has not been retired.
     pub(crate) fn is_alive(&self) -> bool {
         self.alive.load(SeqCst)
+    }
+
+    /// Returns whether the objects of this mount can be read: the mount has not been retired, and
+    /// heartbeats of the owner are not overdue.
+    pub(crate) fn is_readable(&self) -> bool {
+        self.is_alive() && !self.suspicion.is_suspected()
     }
 
     /// Marks the mount as one whose client expired. Call it before [`retire`](Self::retire).
     pub(crate) fn expire(&self) {
         self.expired.store(true, SeqCst);
+    }
+
+    /// Marks the mount as one that the next process of its client mounts again. Call it before
+    /// [`retire`](Self::retire).
+    pub(crate) fn hand_over(&self) {
+        self.handed_over.store(true, SeqCst);
+    }
+
+    /// Returns whether the mount was retired so that the next process of its client mounts it
+    /// again.
+    pub(crate) fn is_handed_over(&self) -> bool {
+        !self.is_alive() && self.handed_over.load(SeqCst)
     }
 
     /// Returns whether the mount was retired because its client expired.
@@ -361,6 +434,7 @@ impl<A: SegmentAllocator> Allocation<A> {
                 address: segment.base + self.extent.offset,
                 protocol: segment.protocol.clone(),
                 endpoint: segment.endpoint.clone(),
+                locality: segment.locality.clone(),
             }),
             status,
         }

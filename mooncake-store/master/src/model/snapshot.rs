@@ -4,14 +4,21 @@
 use mooncake_core::ids::{ClientId, ObjectKey, SegmentId, Uuid};
 use mooncake_core::{Error, ErrorCode, Result};
 
+use super::disk_replicas::{DiskHolding, DiskVersion};
 use super::drain::DrainStatus;
+use super::value::Stamp;
+use super::weights::StoredRevision;
 use mooncake_protocol::pack::{PackError, wire_fields, written_as};
 use mooncake_protocol::record::{append, next};
-use mooncake_protocol::wire::{ItemLifetime, StoredLifetime, TaskKind, TaskStatus};
+use mooncake_protocol::wire::{
+    EpochPair, ItemLifetime, StoredLifetime, TaskKind, TaskStatus, WeightLease, WeightRevision,
+};
 
 /// First bytes of a snapshot, with the version of the rest.
-const MAGIC: &[u8; 8] = b"mksnap05";
-/// First bytes of the previous version, which has no lifetimes of objects.
+const MAGIC: &[u8; 8] = b"mksnap06";
+/// First bytes of the previous version, which has no order of masters in its head.
+const FIFTH: &[u8; 8] = b"mksnap05";
+/// First bytes of the version before, which has no lifetimes of objects either.
 const FOURTH: &[u8; 8] = b"mksnap04";
 /// First bytes of the version before, which has no learned values in its head either.
 const THIRD: &[u8; 8] = b"mksnap03";
@@ -28,6 +35,7 @@ pub struct Snapshot {
     pub(crate) objects: Vec<SnapshotObject>,
     pub(crate) tasks: Vec<SnapshotTask>,
     pub(crate) drains: SnapshotDrains,
+    pub(crate) weights: SnapshotWeights,
 }
 
 impl Snapshot {
@@ -35,7 +43,7 @@ impl Snapshot {
     /// passed.
     ///
     /// # Errors
-    /// `PERSISTENT_FAIL` if the bytes are not one whole snapshot of this version or the four
+    /// `PERSISTENT_FAIL` if the bytes are not one whole snapshot of this version or the five
     /// before; the text names the defect.
     pub fn read(bytes: &[u8]) -> Result<Self> {
         let refuse =
@@ -43,17 +51,23 @@ impl Snapshot {
         let unknown = "unknown version or not a snapshot";
         let Some((version, mut rest)) = bytes.split_first_chunk::<8>() else { return refuse(unknown) };
         let head = match version {
-            MAGIC | FOURTH => next::<SnapshotHead>(&mut rest),
+            MAGIC => next::<SnapshotHead>(&mut rest),
+            FIFTH | FOURTH => next::<FifthHead>(&mut rest).map(SnapshotHead::from),
             THIRD => next::<ThirdHead>(&mut rest).map(SnapshotHead::from),
             SECOND | FIRST => next::<SecondHead>(&mut rest).map(SnapshotHead::from),
             _ => return refuse(unknown),
         };
         let Some(head) = head else { return refuse("the head is damaged") };
-        let mut snapshot =
-            Self { head, objects: Vec::new(), tasks: Vec::new(), drains: SnapshotDrains::default() };
+        let mut snapshot = Self {
+            head,
+            objects: Vec::new(),
+            tasks: Vec::new(),
+            drains: SnapshotDrains::default(),
+            weights: SnapshotWeights::default(),
+        };
         for number in 0u64.. {
             let part = match version {
-                MAGIC => next(&mut rest),
+                MAGIC | FIFTH => next(&mut rest),
                 FIRST => next::<FirstPart>(&mut rest).map(SnapshotPart::from),
                 _ => next::<FourthPart>(&mut rest).map(SnapshotPart::from),
             };
@@ -73,6 +87,9 @@ impl Snapshot {
             snapshot.tasks.extend(part.tasks);
             snapshot.drains.jobs.extend(part.drains.jobs);
             snapshot.drains.drained.extend(part.drains.drained);
+            let weights = part.weights.unwrap_or_default();
+            snapshot.weights.revisions.extend(weights.revisions);
+            snapshot.weights.leases.extend(weights.leases);
             if part.last {
                 break;
             }
@@ -106,8 +123,9 @@ impl Snapshot {
     /// Encodes the snapshot, so that two can be compared.
     pub fn write(&self) -> Vec<u8> {
         let mut bytes = encode_head(&self.head);
-        let Self { objects, tasks, drains, .. } = self.clone();
-        let part = SnapshotPart { objects, tasks, drains, last: true, ..SnapshotPart::default() };
+        let Self { objects, tasks, drains, weights, .. } = self.clone();
+        let weights = Some(weights).filter(|weights| *weights != SnapshotWeights::default());
+        let part = SnapshotPart { objects, tasks, drains, weights, last: true, ..SnapshotPart::default() };
         encode_part(part, &mut bytes);
         bytes
     }
@@ -129,10 +147,10 @@ pub(crate) fn encode_part(part: SnapshotPart, out: &mut Vec<u8>) {
     append(&SnapshotPart { lifetimes, ..part }, out);
 }
 
-/// Identity of the writer of a snapshot, and its time as a number of uses.
+/// Identity of the writer of a snapshot, and its time as numbers of uses and of values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SnapshotHead {
-    /// Number of uses of objects at the end of the snapshot.
+    /// Number of uses of objects at the beginning of the snapshot.
     pub(crate) uses: u64,
     pub(crate) horizons: Vec<Horizon>,
     /// Longest time, in milliseconds, for which leases and allocations of that master and of
@@ -140,6 +158,8 @@ pub(crate) struct SnapshotHead {
     pub(crate) promise_ms: u64,
     /// Knowledge of the eviction policy in an encoding of its own; empty for none.
     pub(crate) learned: Vec<u8>,
+    /// Order of earlier masters and that master.
+    pub(crate) epochs: Vec<EpochPair>,
 }
 
 wire_fields!(structure SnapshotHead {
@@ -147,7 +167,24 @@ wire_fields!(structure SnapshotHead {
     horizons: Vec<Horizon>,
     promise_ms: u64,
     learned: Vec<u8>,
+    epochs: Vec<EpochPair>,
 });
+
+/// Head of a snapshot of the fourth or fifth version.
+struct FifthHead {
+    uses: u64,
+    horizons: Vec<Horizon>,
+    promise_ms: u64,
+    learned: Vec<u8>,
+}
+
+wire_fields!(structure FifthHead { uses: u64, horizons: Vec<Horizon>, promise_ms: u64, learned: Vec<u8> });
+
+impl From<FifthHead> for SnapshotHead {
+    fn from(FifthHead { uses, horizons, promise_ms, learned }: FifthHead) -> Self {
+        Self { uses, horizons, promise_ms, learned, epochs: Vec::new() }
+    }
+}
 
 /// Head of a snapshot of the third version.
 struct ThirdHead {
@@ -160,7 +197,7 @@ wire_fields!(structure ThirdHead { uses: u64, horizons: Vec<Horizon>, promise_ms
 
 impl From<ThirdHead> for SnapshotHead {
     fn from(ThirdHead { uses, horizons, promise_ms }: ThirdHead) -> Self {
-        Self { uses, horizons, promise_ms, learned: Vec::new() }
+        FifthHead { uses, horizons, promise_ms, learned: Vec::new() }.into()
     }
 }
 
@@ -174,12 +211,12 @@ wire_fields!(structure SecondHead { uses: u64, horizons: Vec<Horizon> });
 
 impl From<SecondHead> for SnapshotHead {
     fn from(SecondHead { uses, horizons }: SecondHead) -> Self {
-        Self { uses, horizons, promise_ms: 0, learned: Vec::new() }
+        FifthHead { uses, horizons, promise_ms: 0, learned: Vec::new() }.into()
     }
 }
 
-/// Point in the history of a master. Of everything written under that master before this number of
-/// uses, the snapshot contains all that still existed.
+/// Point in the history of a master. Of all values of that master with a smaller number, the
+/// snapshot contains those that still existed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Horizon {
     pub(crate) epoch: u64,
@@ -187,6 +224,12 @@ pub(crate) struct Horizon {
 }
 
 wire_fields!(structure Horizon { epoch: u64, number: u64 });
+
+impl From<Horizon> for Stamp {
+    fn from(Horizon { epoch, number }: Horizon) -> Self {
+        Self { epoch, number }
+    }
+}
 
 /// Record of a snapshot.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -199,6 +242,8 @@ pub(crate) struct SnapshotPart {
     pub(crate) tasks: Vec<SnapshotTask>,
     pub(crate) drains: SnapshotDrains,
     pub(crate) last: bool,
+    /// Managed weights. Records of earlier versions have none, and neither has one without any.
+    pub(crate) weights: Option<SnapshotWeights>,
 }
 
 wire_fields!(structure SnapshotPart {
@@ -208,6 +253,7 @@ wire_fields!(structure SnapshotPart {
     tasks: Vec<SnapshotTask>,
     drains: SnapshotDrains,
     last: bool,
+    weights: SnapshotWeights [since 1],
 });
 
 /// Record of a snapshot of the second to the fourth version.
@@ -230,7 +276,7 @@ wire_fields!(structure FourthPart {
 impl From<FourthPart> for SnapshotPart {
     fn from(part: FourthPart) -> Self {
         let FourthPart { number, objects, tasks, drains, last } = part;
-        Self { number, objects, lifetimes: Vec::new(), tasks, drains, last }
+        Self { number, objects, lifetimes: Vec::new(), tasks, drains, last, weights: None }
     }
 }
 
@@ -268,7 +314,7 @@ pub(crate) struct SnapshotObject {
     pub(crate) soft_pin_ms: u64,
     /// Lifetime, if the object ends by itself. The record has it in a list of its own.
     pub(crate) lifetime: Option<StoredLifetime>,
-    /// Positions of the replicas in memory.
+    /// Positions of the replicas in memory, and versions of those on disks.
     pub(crate) positions: Vec<ReplicaPosition>,
     /// Clients that held the object on their disks.
     pub(crate) disks: Vec<ClientId>,
@@ -286,6 +332,87 @@ wire_fields!(structure SnapshotObject {
     positions: Vec<ReplicaPosition>,
     disks: Vec<ClientId>,
 } without { lifetime: None });
+
+impl SnapshotObject {
+    /// Describes an object that is only on disks.
+    pub(crate) fn on_disks(key: &[u8], len: u64, checksum: Option<u64>, holdings: &[DiskHolding]) -> Self {
+        Self {
+            key: key.to_vec(),
+            len,
+            checksum,
+            written: None,
+            used: 0,
+            group: String::new(),
+            hard_pin: false,
+            soft_pin_ms: 0,
+            lifetime: None,
+            positions: holdings.iter().filter_map(|holding| holding.version.map(disk_position)).collect(),
+            disks: holdings.iter().map(|holding| holding.client).collect(),
+        }
+    }
+
+    /// Returns the object without its replicas in memory, if `memory` is true, and without these
+    /// values on disks. `None` if no replica is left.
+    pub(crate) fn without(&self, memory: bool, on_disks: &[DiskHolding]) -> Option<Self> {
+        if !memory && on_disks.is_empty() {
+            return Some(self.clone());
+        }
+        let is_version = |position: &ReplicaPosition| position.offset == ON_DISK;
+        let is_listed = |position: &ReplicaPosition| {
+            on_disks.iter().filter_map(|holding| holding.version).any(|it| disk_position(it) == *position)
+        };
+        let mut rest = self.clone();
+        rest.positions.retain(|at| if is_version(at) { !is_listed(at) } else { !memory });
+        rest.disks.retain(|client| !on_disks.iter().any(|holding| holding.client == *client));
+        // The next process of an owner has another identifier, but reports the same version. Then
+        // the earlier owner has no replica that is still to come.
+        let versions = self.positions.iter().filter(|position| is_version(position)).count();
+        if versions >= self.disks.len() && !rest.positions.iter().any(is_version) {
+            rest.disks.clear();
+        }
+        (!rest.positions.is_empty() || !rest.disks.is_empty()).then_some(rest)
+    }
+
+    /// Adds the replicas of another description of the same value.
+    pub(crate) fn add_replicas(&mut self, other: &Self) {
+        self.written = self.written.or(other.written);
+        for position in &other.positions {
+            if !self.positions.contains(position) {
+                self.positions.push(*position);
+            }
+        }
+        for client in &other.disks {
+            if !self.disks.contains(client) {
+                self.disks.push(*client);
+            }
+        }
+    }
+
+    /// Returns the positions of the replicas in memory.
+    pub(crate) fn in_memory(&self) -> impl Iterator<Item = ReplicaPosition> {
+        self.positions.iter().copied().filter(|position| position.offset != ON_DISK)
+    }
+
+    /// Returns the values on disks: one with each version, and one with each client.
+    pub(crate) fn holdings(&self) -> impl Iterator<Item = DiskHolding> {
+        let versions = self.positions.iter().filter(|position| position.offset == ON_DISK).map(|position| {
+            let SegmentId(Uuid { first, second }) = position.segment;
+            Some(DiskVersion { store: first, number: second })
+        });
+        let clients = self.disks.iter().copied();
+        let with_version = versions.map(|version| DiskHolding { client: ClientId::default(), version });
+        with_version.chain(clients.map(|client| DiskHolding { client, version: None }))
+    }
+}
+
+/// Offset in the position of a replica on a disk. No replica in memory has it.
+const ON_DISK: u64 = u64::MAX;
+
+/// Returns the version of a replica on a disk in the form of a position.
+pub(crate) fn disk_position(version: DiskVersion) -> ReplicaPosition {
+    let segment = SegmentId(Uuid::new(version.store, version.number));
+    ReplicaPosition { segment, offset: ON_DISK }
+}
 
 /// Position of a replica in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -321,6 +448,23 @@ wire_fields!(structure SnapshotTask {
     updated_ms: i64,
     message: String,
     left_ms: u64,
+});
+
+/// Records of managed weights.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct SnapshotWeights {
+    pub(crate) revisions: Vec<StoredRevision>,
+    /// Leases that have not expired.
+    pub(crate) leases: Vec<WeightLease>,
+}
+
+wire_fields!(structure SnapshotWeights { revisions: Vec<StoredRevision>, leases: Vec<WeightLease> });
+
+wire_fields!(structure StoredRevision {
+    revision: WeightRevision,
+    idle_ms: u64,
+    mistyped: Vec<Vec<u8>>,
+    has_more_mistyped: bool,
 });
 
 /// Drain jobs and drained segments.
@@ -396,7 +540,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_snapshot_of_the_fourth_version_is_read_and_lifetimes_are_kept() {
+    fn snapshot_version_4_reads_without_lifetimes() {
         let object = |key: &[u8], lifetime| SnapshotObject {
             key: key.into(),
             len: 7,
@@ -412,9 +556,9 @@ mod tests {
         };
         let ends = |ends_ms| Some(StoredLifetime { ends_ms, ends_at_read: ends_ms == 0 });
         let objects = vec![object(b"a", None), object(b"b", ends(5)), object(b"c", ends(0))];
-        let head = SnapshotHead { uses: 3, horizons: Vec::new(), promise_ms: 4, learned: Vec::new() };
+        let head = || FifthHead { uses: 3, horizons: Vec::new(), promise_ms: 4, learned: Vec::new() };
         let mut bytes = FOURTH.to_vec();
-        append(&head, &mut bytes);
+        append(&head(), &mut bytes);
         let drains = SnapshotDrains::default;
         let part = FourthPart {
             number: 0,
@@ -426,7 +570,8 @@ mod tests {
         append(&part, &mut bytes);
         let read = Snapshot::read(&bytes).unwrap();
         assert!(read.objects.len() == 3 && read.objects.iter().all(|object| object.lifetime.is_none()));
-        let whole = Snapshot { head, objects, tasks: Vec::new(), drains: drains() };
+        let weights = SnapshotWeights::default();
+        let whole = Snapshot { head: head().into(), objects, tasks: Vec::new(), drains: drains(), weights };
         assert_eq!(Snapshot::read(&whole.write()).unwrap(), whole);
         let mut bytes = encode_head(&whole.head);
         let lifetimes = vec![ItemLifetime { index: 3, lifetime: ends(1).unwrap() }];
@@ -446,7 +591,8 @@ mod tests {
         let (objects, tasks, drains) = (Vec::new(), Vec::new(), SnapshotDrains::default());
         append(&FourthPart { number: 0, objects, tasks, drains, last: true }, &mut bytes);
         let read = Snapshot::read(&bytes).unwrap();
-        assert_eq!(read.head, SnapshotHead { uses: 3, horizons, promise_ms: 4, learned: Vec::new() });
+        let head = FifthHead { uses: 3, horizons, promise_ms: 4, learned: Vec::new() };
+        assert_eq!(read.head, head.into());
         assert_eq!(Snapshot::read(&read.write()).unwrap(), read);
     }
 }

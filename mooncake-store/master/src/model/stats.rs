@@ -16,8 +16,22 @@ pub struct Stats {
     pub soft_pinned: u64,
     /// Number of writes in progress.
     pub writing: u64,
-    /// Number of clients with a recent heartbeat.
+    /// Number of clients that have not expired.
     pub clients: u64,
+    /// Number of these clients whose heartbeats are overdue.
+    pub suspected_clients: u64,
+    /// Number of times that a client became suspected.
+    pub suspicions: u64,
+    /// Number of times that a suspected client sent a heartbeat.
+    pub recoveries: u64,
+    /// Number of clients that have expired.
+    pub expired_clients: u64,
+    /// Memory of the changes that owners of segments have not fetched yet, in bytes.
+    pub ledger_bytes: u64,
+    /// Limit of that memory in bytes.
+    pub ledger_limit: u64,
+    /// Number of times that an owner lost its changes because of that limit.
+    pub ledgers_dropped: u64,
     /// Mounted segments.
     pub segments: Vec<SegmentStats>,
     /// Number of reads.
@@ -44,9 +58,13 @@ pub struct Stats {
     /// Bytes of the evicted objects.
     pub evicted_bytes: u64,
     /// Number of puts that were refused because eviction could not free enough space.
-    pub no_room: u64,
+    pub out_of_space: u64,
     /// Number of puts that got fewer replicas than they requested.
     pub partial: u64,
+    /// Number of puts of one object that were refused because the object exists.
+    pub existed: u64,
+    /// Number of objects of batches that were refused because they exist.
+    pub existed_in_batches: u64,
     /// Number of writes that the master took back because the writer did not end them.
     pub discarded: u64,
     /// Number of writes that the master took back because the allocation had expired.
@@ -66,7 +84,7 @@ pub struct Stats {
 }
 
 /// State of the disks of clients. An admitted promotion is in flight, completed, failed, cancelled
-/// or expired.
+/// or expired. A queued offload waits, is in progress, or is completed, cancelled or failed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiskStats {
     /// Number of replicas on disks.
@@ -75,6 +93,16 @@ pub struct DiskStats {
     pub used: u64,
     /// Sizes of the disks that clients have reported, in bytes.
     pub capacity: u64,
+    /// Number of objects that were queued for a disk.
+    pub offloads_enqueued: u64,
+    /// Number of objects that no queue took, because it was full or the disk takes none.
+    pub offloads_rejected: u64,
+    /// Number of objects that owners wrote to their disks on request.
+    pub offloads_completed: u64,
+    /// Number of queued objects that were removed or replaced, or whose disk disappeared.
+    pub offloads_cancelled: u64,
+    /// Number of queued objects that the owner could not write, or never reported on.
+    pub offloads_failed: u64,
     /// Number of promotions that wait or are in progress.
     pub promotions_in_flight: u64,
     /// Number of promotions that were admitted.

@@ -4,14 +4,14 @@
 //! key. With tenants off, nothing is added, looked up or counted.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 
 use mooncake_core::ids::ObjectKey;
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_protocol::api::DEFAULT_TENANT;
-use parking_lot::RwLock;
 
 use super::misses::{MissCause, MissCounts};
+use crate::sync::RwLock;
+use crate::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 
 /// Largest quota, in bytes.
 const MAX_QUOTA: u64 = i64::MAX as u64;
@@ -186,6 +186,16 @@ impl Tenants {
         let table = self.table.read();
         table.account(tenant)?;
         Some([tenant.as_bytes(), &[0]].concat())
+    }
+
+    /// Returns the prefix of the directory keys of a tenant, whether or not it is registered;
+    /// `None` if no tenant can have this name.
+    pub(crate) fn future_prefix(&self, tenant: &str) -> Option<Vec<u8>> {
+        if !self.on {
+            return Some(Vec::new());
+        }
+        let tenant = if tenant.is_empty() { DEFAULT_TENANT } else { tenant };
+        is_tenant(tenant).then(|| [tenant.as_bytes(), &[0]].concat())
     }
 
     /// Charges `bytes` if they are within the quota once the `freed` bytes that they replace are

@@ -43,10 +43,18 @@ impl Writer {
     }
 }
 
-/// Time of a write: the master that handled it, and the number of uses of its objects by then.
+/// Time at which a value became readable: the master that handled the write, and a number.
 /// Among the stamps of one master, the one with the higher number is the newer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stamp {
     pub(crate) epoch: u64,
     pub(crate) number: u64,
+}
+
+impl Stamp {
+    /// Epoch of values of unknown earlier masters. Every other value counts as newer.
+    pub(crate) const BEFORE: u64 = 0;
+
+    /// Stamp of a value of an unknown earlier master.
+    pub(crate) const UNKNOWN: Self = Self { epoch: Self::BEFORE, number: 0 };
 }

@@ -1,8 +1,7 @@
 //! Backoff of eviction after a pass in which every object was refused.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-
 use super::gap_searches::GapSearches;
+use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 #[derive(Default)]
 pub(crate) struct EvictionBackoff {

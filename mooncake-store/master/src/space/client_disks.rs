@@ -2,16 +2,19 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 use mooncake_core::clock::Moment;
 use mooncake_core::ids::{ClientId, ObjectKey};
-use parking_lot::Mutex;
 
-use crate::model::disk::{DiskOwner, PromotionCounters};
+use crate::model::disk::{DiskOwner, OffloadCounters, PromotionCounters};
 use crate::model::disk_replicas::FileTotals;
 use crate::model::stats::DiskStats;
+use crate::sync::Mutex;
+use crate::sync::atomic::{
+    AtomicU64, AtomicUsize,
+    Ordering::{Relaxed, Release},
+};
 
 /// Disks that clients have offered.
 #[derive(Default)]
@@ -19,9 +22,12 @@ pub(crate) struct ClientDisks {
     pub(crate) owners: Mutex<HashMap<ClientId, Arc<DiskOwner>>>,
     /// Number of disks. A cluster without disks takes no lock.
     pub(crate) count: AtomicUsize,
+    /// Number of disks that were removed.
+    pub(crate) removed: AtomicU64,
     /// Objects that eviction skipped because they are to be written to disk first.
     pub(crate) offload_requests: Mutex<OffloadRequests>,
     pub(crate) promotions: Arc<PromotionCounters>,
+    pub(crate) offloads: Arc<OffloadCounters>,
     pub(crate) files: Arc<FileTotals>,
 }
 
@@ -54,22 +60,21 @@ impl ClientDisks {
         self.count.store(owners.len(), Relaxed);
     }
 
-    /// Removes the disks that `gone` accepts. Returns their number.
-    pub(crate) fn remove(&self, gone: impl Fn(&DiskOwner) -> bool) -> usize {
+    /// Removes the disks that `should_remove` accepts. Returns their clients.
+    pub(crate) fn remove(&self, should_remove: impl Fn(&DiskOwner) -> bool) -> HashSet<ClientId> {
         if self.count.load(Relaxed) == 0 {
-            return 0;
+            return HashSet::new();
         }
         let mut owners = self.owners.lock();
-        let before = owners.len();
-        owners.retain(|_, owner| {
-            let stays = !gone(owner);
-            if !stays {
-                owner.alive.store(false, Relaxed);
-            }
-            stays
+        let removed = owners.extract_if(|_, owner| should_remove(owner)).map(|(client, owner)| {
+            owner.may_return.store(true, Relaxed);
+            owner.alive.store(false, Release);
+            client
         });
+        let removed: HashSet<_> = removed.collect();
         self.count.store(owners.len(), Relaxed);
-        before - owners.len()
+        self.removed.fetch_add(removed.len() as u64, Relaxed);
+        removed
     }
 
     /// Returns the free part of the disk of a client; 1 if nothing is known of it.
@@ -88,11 +93,16 @@ impl ClientDisks {
             owners.values().map(|owner| figure(owner)).fold(0, u64::saturating_add)
         };
         let read = |counter: &AtomicU64| counter.load(Relaxed);
-        let promotions = &self.promotions;
+        let (promotions, offloads) = (&self.promotions, &self.offloads);
         DiskStats {
             objects: sum(|owner| owner.objects.load(Relaxed)) + read(&self.files.objects),
             used: sum(|owner| owner.used.load(Relaxed)) + read(&self.files.used),
             capacity: sum(|owner| owner.capacity.load(Relaxed)).saturating_add(file_capacity),
+            offloads_enqueued: read(&offloads.enqueued),
+            offloads_rejected: read(&offloads.rejected),
+            offloads_completed: read(&offloads.completed),
+            offloads_cancelled: read(&offloads.cancelled),
+            offloads_failed: read(&offloads.failed) + sum(|owner| owner.state.lock().never_reported),
             promotions_in_flight: sum(|owner| owner.state.lock().promotions.len() as u64),
             promotions_admitted: read(&promotions.admitted),
             promotions_completed: read(&promotions.completed),
@@ -104,6 +114,11 @@ impl ClientDisks {
             promotions_too_full: read(&promotions.too_full),
             promotions_over_limit: read(&promotions.over_limit),
         }
+    }
+
+    /// Returns the counters of copies between memory and disks.
+    pub(crate) fn counters(&self) -> (Arc<PromotionCounters>, Arc<OffloadCounters>) {
+        (self.promotions.clone(), self.offloads.clone())
     }
 
     /// Records a heartbeat of a client.

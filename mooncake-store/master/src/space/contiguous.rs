@@ -63,7 +63,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
     /// Returns the extents of a segment that are in use, by offset.
     fn blocks(&self, segment: &Arc<MountedSegment<A>>, pass: Pass, now: Moment) -> Vec<Block> {
         let here = |held: &&Allocation<A>| Arc::ptr_eq(&held.segment, segment);
-        let oldest = now.0.saturating_sub(self.options.lease_ttl.as_nanos() as u64 * 8);
+        let oldest = now.0.saturating_sub((self.options.lease_ttl.as_nanos() as u64).saturating_mul(8));
         let mut blocks: Vec<_> = segment
             .quarantined_addresses()
             .into_iter()
@@ -105,12 +105,12 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
         if !same || !self.is_evictable(object, pass, now) {
             return;
         }
-        let group = object.group().cloned();
+        let (group, tenant) = (object.group().cloned(), object.tenant());
         let mut victim = Victim::empty();
         self.evict_slot(&mut shard, slot, MissCause::Evicted, now, &mut victim);
         drop(shard);
         if let Some(group) = group {
-            self.evict_group(&group, pass, now, &mut victim);
+            self.evict_group(group, tenant, pass, now, &mut victim);
         }
         self.release_parents(&mut victim);
     }

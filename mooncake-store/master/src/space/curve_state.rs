@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use mooncake_core::clock::Moment;
 use mooncake_core::evict::{CURVE_HALVES, CURVE_OBJECTS, CacheEvents, MemoryCurve, MergeableOrder, UseFeed};
-use parking_lot::Mutex;
+
+use crate::sync::Mutex;
 
 /// Number of sampled uses in a second above which the sample shrinks. A use takes about a
 /// microsecond, so the curve takes a hundredth of one processor at most.

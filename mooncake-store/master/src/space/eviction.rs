@@ -1,6 +1,5 @@
 //! Eviction: above the watermark in the background, and for a put that finds no free space.
 
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use mooncake_core::alloc::SegmentAllocator;
@@ -14,6 +13,7 @@ use super::victim::{MAX_PASSED_OVER, Victim};
 use crate::directory::{Object, Pass};
 use crate::model::misses::MissCause;
 use crate::model::segment::{GRAIN, MountedSegment};
+use crate::sync::atomic::Ordering::Relaxed;
 
 /// Maximum distance below the watermark down to which the background evicts, as a part of the
 /// capacity.
@@ -26,11 +26,21 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// microseconds.
 const YIELD_EVERY: u32 = 32;
 
+/// Outcome of evictions in order for a put.
+enum InOrder {
+    /// A gap of the size exists.
+    Gap,
+    /// More evictions in order are of no use.
+    NoGap,
+    /// No object can be evicted.
+    NoVictim,
+}
+
 /// Outcome of a conditional eviction.
 enum NextVictim<A> {
     Evicted(Victim<A>),
     /// The next victim would not help.
-    Kept,
+    Rejected,
     /// No object can be evicted.
     NoVictim,
 }
@@ -58,7 +68,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
         }
         self.set_offload_budget(len);
         let (outlook, large) = (self.eviction.searches.outlook(only, len, now), self.directory.is_large());
-        'passes: for pass in self.passes() {
+        for pass in self.passes() {
             // Several small victims in a row leave a gap only by chance, so they are evicted in the
             // order of the policy only where gaps are likely. A victim that is large enough by
             // itself always may be.
@@ -67,18 +77,18 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
                 GapOutlook::Unknown => pass == Pass::Ordinary && large,
                 GapOutlook::Doubtful | GapOutlook::Suspended => false,
             };
-            let mut freed = 0;
-            while only.is_none() && freed < len.max(1) {
-                let of_use = |object: &Object<A>, _| by_chance || leaves_a_gap(object, need, &takes);
+            let of_use = |object: &Object<A>, _: u64| by_chance || leaves_a_gap(object, need, &takes);
+            let (mut freed, mut end) = (0, InOrder::NoGap);
+            self.repeat_eviction(|| {
+                if only.is_some() || freed >= len.max(1) {
+                    return None;
+                }
                 let victim = match self.evict_next(pass, now, of_use) {
                     NextVictim::Evicted(victim) => victim,
-                    NextVictim::Kept => break,
-                    NextVictim::NoVictim if pass == Pass::Ordinary && self.options.evict_soft_pinned => {
-                        continue 'passes;
-                    }
+                    NextVictim::Rejected => return None,
                     NextVictim::NoVictim => {
-                        self.eviction.paused_until.store(now.after(PAUSE).0, Relaxed);
-                        return false;
+                        end = InOrder::NoVictim;
+                        return None;
                     }
                 };
                 // Space that is freed where nothing is placed does not help.
@@ -86,7 +96,18 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
                     freed = victim.bytes.saturating_add(freed);
                 }
                 if victim.segments.iter().any(|segment| takes(segment) && segment.fits(len)) {
-                    return true;
+                    end = InOrder::Gap;
+                    return None;
+                }
+                Some(victim.objects)
+            });
+            match end {
+                InOrder::NoGap => {}
+                InOrder::Gap => return true,
+                InOrder::NoVictim if pass == Pass::Ordinary && self.options.evict_soft_pinned => continue,
+                InOrder::NoVictim => {
+                    self.eviction.paused_until.store(now.after(PAUSE).0, Relaxed);
+                    return false;
                 }
             }
             if !large && outlook != GapOutlook::Suspended && self.evict_contiguous(len, &takes, pass, now) {
@@ -115,13 +136,19 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
         let takes = self.accepts(None, now);
         let (mut freed, mut has_space) = (0, self.reclaim(now) > 0 && self.has_space_for(len, &takes));
         self.renew_notes(Pass::Ordinary, now);
-        while !has_space && freed < len && self.directory.has_less_than(value) {
+        self.repeat_eviction(|| {
+            if has_space || freed >= len || !self.directory.has_less_than(value) {
+                return None;
+            }
             // A note may be too low, so the rank of the victim itself decides.
             let is_less = |_: &Object<A>, rank| rank < value;
-            let NextVictim::Evicted(victim) = self.evict_next(Pass::Ordinary, now, is_less) else { break };
+            let NextVictim::Evicted(victim) = self.evict_next(Pass::Ordinary, now, is_less) else {
+                return None;
+            };
             freed = victim.bytes.saturating_add(freed);
             has_space = self.has_space_for(len, &takes);
-        }
+            Some(victim.objects)
+        });
         has_space
     }
 
@@ -167,7 +194,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
                 left = left.saturating_sub(victim.bytes);
                 if count.is_multiple_of(YIELD_EVERY) {
                     // Requests go first on a machine with no more processors than threads.
-                    std::thread::yield_now();
+                    crate::sync::yield_now();
                 }
             }
         }
@@ -183,13 +210,16 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
     pub(crate) fn evict_one(&self, pass: Pass, now: Moment) -> Option<Victim<A>> {
         match self.evict_next(pass, now, |_, _| true) {
             NextVictim::Evicted(victim) => Some(victim),
-            NextVictim::Kept | NextVictim::NoVictim => None,
+            NextVictim::Rejected | NextVictim::NoVictim => None,
         }
     }
 
     /// Evicts like [`evict_one`](Self::evict_one), but only an object of a rank that `of_use`
-    /// accepts.
+    /// accepts. The rest of a group that is being evicted goes first, whatever its rank.
     fn evict_next(&self, pass: Pass, now: Moment, of_use: impl Fn(&Object<A>, u64) -> bool) -> NextVictim<A> {
+        if let Some(victim) = self.evict_rest(None, now) {
+            return NextVictim::Evicted(victim);
+        }
         let mut unwritten = Vec::new();
         let next = self.evict_oldest(pass, now, of_use, &mut unwritten);
         self.request_offloads(unwritten);
@@ -230,16 +260,16 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
             }
             if !of_use(&shard[slot], rank) {
                 self.directory.note_victim(index, Some(rank));
-                return NextVictim::Kept;
+                return NextVictim::Rejected;
             }
-            let group = shard[slot].group().cloned();
+            let (group, tenant) = (shard[slot].group().cloned(), shard[slot].tenant());
             let mut victim = Victim::empty();
             self.evict_slot(&mut shard, slot, MissCause::Evicted, now, &mut victim);
             let next = shard.choose(pass, now, |object| self.is_evictable(object, pass, now));
             self.directory.note_victim(index, next);
             drop(shard);
             if let Some(group) = group {
-                self.evict_group(&group, pass, now, &mut victim);
+                self.evict_group(group, tenant, pass, now, &mut victim);
             }
             self.release_parents(&mut victim);
             return NextVictim::Evicted(victim);
@@ -263,7 +293,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
             self.directory.note_victim(index, found);
             let idle = shard.take_idle_groups();
             drop(shard);
-            idle.iter().for_each(|group| self.directory.wake(group));
+            idle.into_iter().for_each(|group| self.wake_group(group));
         }
     }
 
@@ -299,18 +329,18 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
     }
 
     /// Returns a predicate for the segments in which placement would put an object: open ones, with
-    /// the name `only` if it is given, and doubted ones only if all are doubted.
+    /// the name `only` if it is given, and unreachable ones only if all are.
     pub(crate) fn accepts<'o>(
         &self,
         only: Option<&'o str>,
         now: Moment,
     ) -> impl Fn(&MountedSegment<A>) -> bool + use<'o, A, E> {
         let registry = self.segments.read();
-        let all_doubted = registry.list.iter().all(|segment| segment.is_doubted());
+        let all_unreachable = registry.list.iter().all(|segment| segment.is_reported_unreachable());
         move |segment| {
             only.is_none_or(|name| segment.info.name == name)
                 && segment.would_open(now)
-                && (all_doubted || !segment.is_doubted())
+                && (all_unreachable || !segment.is_reported_unreachable())
         }
     }
 }

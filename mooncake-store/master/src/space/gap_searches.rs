@@ -4,7 +4,8 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use mooncake_core::clock::Moment;
-use parking_lot::Mutex;
+
+use crate::sync::Mutex;
 
 /// Minimum time between a search that failed and the next one. It is longer if the search took
 /// longer.

@@ -1,7 +1,5 @@
 //! Eviction of additional replicas of objects that are read often.
 
-use std::sync::atomic::Ordering::Relaxed;
-
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::Moment;
 use mooncake_core::evict::MergeableOrder;
@@ -9,6 +7,7 @@ use mooncake_core::ids::{ObjectKey, ReplicaId};
 
 use super::hot_table::{ExtraReplica, HotTable, PAUSE_AFTER_DROP};
 use super::state::Space;
+use crate::sync::atomic::Ordering::Relaxed;
 
 impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
     /// Drops an additional replica unless it is the last one or a copy uses it.

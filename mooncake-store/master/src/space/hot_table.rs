@@ -1,20 +1,20 @@
 //! Table of additional replicas of objects that are read often.
 
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use mooncake_core::clock::Moment;
 use mooncake_core::ids::{ClientId, ObjectKey, ReplicaId, SlotId, Uuid};
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_protocol::api::CopyToken;
-use parking_lot::Mutex;
 
 use crate::directory::read_rates::ReadRates;
 use crate::model::options::HotOptions;
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Time for which an additional replica is kept. It begins again while the object is hot.
-pub(crate) const KEPT_FOR: Duration = Duration::from_secs(30);
+pub(crate) const RETENTION: Duration = Duration::from_secs(30);
 
 /// Time without further decisions about a key after a decision.
 pub(crate) const PAUSE: Duration = Duration::from_secs(30);
@@ -113,7 +113,7 @@ impl HotTable {
     pub(crate) fn record_made(&self, token: CopyToken, replica: (ReplicaId, u64), now: Moment) {
         if let Some(extra) = self.table.lock().extras.get_mut(&token.lease) {
             extra.replica = Some(replica);
-            extra.until = now.after(KEPT_FOR);
+            extra.until = now.after(RETENTION);
             self.made.fetch_add(1, Relaxed);
         }
     }
@@ -123,6 +123,16 @@ impl HotTable {
         let mut table = self.table.lock();
         table.extras.remove(&token.lease);
         table.pauses.insert(key.clone(), now.after(PAUSE));
+    }
+
+    /// Forgets the copies that lost clients were to make.
+    pub(crate) fn forget_copies_of(&self, lost: &HashSet<ClientId>, now: Moment) {
+        let mut table = self.table.lock();
+        let HotTableState { extras, pauses, .. } = &mut *table;
+        let is_lost = |extra: &mut ExtraReplica| extra.replica.is_none() && lost.contains(&extra.client);
+        for (_, extra) in extras.extract_if(|_, extra| is_lost(extra)) {
+            pauses.insert(extra.key, now.after(PAUSE));
+        }
     }
 
     /// Returns the numbers of proposed, made, dropped and existing replicas.

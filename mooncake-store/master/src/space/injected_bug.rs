@@ -1,6 +1,6 @@
 //! Bugs that a test plants in a master.
 
-use std::sync::atomic::{AtomicU8, Ordering::SeqCst};
+use crate::sync::atomic::{AtomicU8, Ordering::SeqCst};
 
 /// Bug that a test plants in a master.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,8 +1,6 @@
 //! Ends of lifetimes. A value that has ended cannot be read from then on; this module gives its
 //! memory back, once no lease protects it.
 
-use std::sync::atomic::Ordering::SeqCst;
-
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::Moment;
 use mooncake_core::evict::MergeableOrder;
@@ -12,6 +10,8 @@ use super::state::Space;
 use crate::directory::Shard;
 use crate::model::lifetime::Lifetime;
 use crate::model::misses::MissCause;
+use crate::model::readers::ReadObject;
+use crate::sync::atomic::Ordering::SeqCst;
 
 /// Maximum number of values that are removed under one lock.
 const AT_ONCE: usize = 256;
@@ -30,10 +30,27 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
     pub(crate) fn end_at_read(&self, shard: &mut Shard<A, E>, slot: SlotId) {
         if let Some(lifetime) = shard.lifetime(slot).filter(|lifetime| lifetime.ends_at_read) {
             if !lifetime.was_read {
-                shard.disown(slot);
+                shard.report_removal(slot);
+                // From now on no replica of it returns, however the object leaves.
+                shard.record_removal_of(slot);
             }
             let until = shard[slot].lease;
             self.set_lifetime(shard, slot, Some(Lifetime { until, was_read: true, ..lifetime }));
+        }
+    }
+
+    /// Removes an object whose first read was the last one, once no reader may read it any more.
+    pub(crate) fn remove_read_object(&self, object: &ReadObject, now: Moment) {
+        let mut shard = self.directory.lock(object.hash);
+        let Some(slot) = shard.find_hash(object.hash) else { return };
+        let is_same = shard[slot].value().is_some_and(|value| value.stamp == object.stamp);
+        let was_read = shard.lifetime(slot).is_some_and(|lifetime| lifetime.was_read);
+        if is_same && was_read && shard[slot].copying().is_none() && self.in_use_until(&shard[slot]) <= now {
+            self.remove_ended(&mut shard, slot, MissCause::DeletedAfterRead, now);
+            drop(shard);
+            if self.curve.feed.sample().contains(object.hash) {
+                self.curve.feed.note_removal(object.hash);
+            }
         }
     }
 
@@ -75,16 +92,16 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
     }
 
     fn remove_ended(&self, shard: &mut Shard<A, E>, slot: SlotId, why: MissCause, now: Moment) {
-        let lease = self.in_use_until(&shard[slot]);
+        let used = self.take_use(&mut shard[slot]);
         shard[slot].drop_disk_replicas();
-        shard.forget_expired(slot);
+        shard.record_removal_of(slot);
         // The client that copies finds no copy to end.
         if let Some(copying) = shard.take_copy(slot) {
             let until = copying.started.after(self.options.put_release);
             copying.quarantine(self.quarantine_end(until), now);
         }
-        if let Some(value) = shard.take_value(slot) {
-            value.quarantine(self.quarantine_end(lease), now);
+        if let Some(value) = shard.take_value(slot, now) {
+            self.give_back(value, used, now);
         }
         shard.set_lifetime(slot, None);
         shard.remove_if_empty(slot, why);

@@ -4,10 +4,11 @@
 //! A module uses those on its left:
 //!
 //! ```text
-//! state <- usage, lease <- lifetimes, offload_first <- victim <- contiguous, quota, hot_replicas <- eviction
-//! state <- placement; promises <- mount
+//! state <- usage, lease <- lifetimes, offload_first <- victim <- group_eviction <- contiguous, quota, hot_replicas <- eviction
+//! state <- placement, weights; promises <- mount
 //! ```
 
+pub(crate) mod announcements;
 pub(crate) mod backoff;
 pub(crate) mod client_disks;
 mod contiguous;
@@ -15,6 +16,8 @@ mod curve;
 mod curve_state;
 mod eviction;
 pub(crate) mod gap_searches;
+mod group_eviction;
+pub(crate) mod group_rests;
 mod hot_replicas;
 pub(crate) mod hot_table;
 #[cfg(feature = "testkit")]
@@ -23,6 +26,7 @@ mod lease;
 mod lifetimes;
 pub(crate) mod mount;
 mod offload_first;
+pub(crate) mod outlook;
 mod placement;
 mod promises;
 mod quota;
@@ -33,5 +37,7 @@ pub(crate) mod state;
 pub(crate) mod timers;
 mod usage;
 mod victim;
+pub(crate) mod weights;
 
 pub(crate) use self::state::Space;
+pub(crate) use self::victim::Victim;

@@ -1,18 +1,23 @@
 //! Mounting, retiring and sweeping segments.
 
+use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::evict::MergeableOrder;
 use mooncake_core::ids::{ClientId, SegmentId};
-use mooncake_core::replica::Segment;
+use mooncake_core::replica::{Locality, Segment};
 use mooncake_core::{Error, ErrorCode, Result};
 
 use super::retired::RetiredSegments;
 use super::state::Space;
 use crate::model::misses::MissCause;
 use crate::model::segment::MountedSegment;
+use crate::sync::atomic::Ordering::Relaxed;
+
+/// Number of sweeps for one mount. Only a mount of the same memory by another client makes a second
+/// one necessary.
+const MAX_SWEEPS: usize = 8;
 
 /// Kind of a mount.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -26,62 +31,114 @@ pub(crate) enum Mount {
 }
 
 impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
-    /// Ends the doubts about the segments of a client that has sent a heartbeat.
-    pub(crate) fn clear_doubts(&self, client: ClientId) {
-        let doubts = self.doubts.load(Relaxed);
-        if doubts == 0 {
+    /// Clears the reports about the segments of a client that has sent a heartbeat.
+    pub(crate) fn clear_unreachable_reports(&self, client: ClientId) {
+        let unreachable_reports = self.unreachable_reports.load(Relaxed);
+        if unreachable_reports == 0 {
             return;
         }
         let registry = self.segments.read();
-        registry.list.iter().filter(|s| s.client == client).for_each(|s| s.set_doubted(false));
-        if registry.list.iter().all(|s| !s.is_doubted()) {
-            // A new doubt may have been reported meanwhile; then the number stays.
-            let _ = self.doubts.compare_exchange(doubts, 0, Relaxed, Relaxed);
+        registry.list.iter().filter(|s| s.client == client).for_each(|s| s.set_reported_unreachable(false));
+        if registry.list.iter().all(|s| !s.is_reported_unreachable()) {
+            // Another report may have arrived meanwhile; then the number stays.
+            let _ = self.unreachable_reports.compare_exchange(unreachable_reports, 0, Relaxed, Relaxed);
         }
     }
 
+    /// Mounts segments of a client, as one for the expiry of clients, and calls `mounted` before
+    /// that may happen. Adds the clients whose segments gave way to `displaced`.
+    ///
+    /// Where replicas may lie in retired mounts of the memory, they are dropped first. That takes
+    /// long in a large directory, and mounts of other memory go on meanwhile.
+    ///
+    /// # Errors
+    /// Those of [`mount_one`](Self::mount_one), for the first segment that fails; the segments
+    /// before it are mounted.
+    pub(crate) fn mount_each(
+        &self,
+        client: ClientId,
+        segments: &[Segment],
+        mount: Mount,
+        displaced: &mut HashSet<ClientId>,
+        mounted: impl Fn(),
+    ) -> Result<()> {
+        for _ in 0..MAX_SWEEPS {
+            let mut retired = self.retired.lock();
+            // From the first segment on, because those before may have expired during a sweep.
+            // Mounted segments stay as they are.
+            let mut missing = segments.iter();
+            let is_unswept = loop {
+                let Some(segment) = missing.next() else { break false };
+                if !self.mount_one(&mut retired, client, segment, mount, displaced)? {
+                    break true;
+                }
+            };
+            if !is_unswept {
+                mounted();
+                return Ok(());
+            }
+            drop(retired);
+            self.sweep_beside();
+        }
+        let text = "cannot mount segment: other clients mount its memory at the same time; try again";
+        Err(Error::new(ErrorCode::UnavailableInCurrentStatus, text))
+    }
+
     /// Mounts a segment. Quarantined extents of earlier mounts of the memory stay in quarantine.
+    /// Returns false, and mounts nothing, while replicas may lie in such a mount.
     ///
     /// # Errors
     /// `SEGMENT_ALREADY_EXISTS`; `ILLEGAL_CLIENT`; `UNAVAILABLE_IN_CURRENT_STATUS`.
-    pub(crate) fn mount_one(
+    fn mount_one(
         &self,
         retired: &mut RetiredSegments<A>,
         client: ClientId,
         segment: &Segment,
         mount: Mount,
-    ) -> Result<()> {
+        displaced: &mut HashSet<ClientId>,
+    ) -> Result<bool> {
         if let Some(mounted) = self.segments.read().get(segment.id) {
-            return same_mount(mounted, client, segment, mount);
+            return same_mount(mounted, client, segment, mount).map(|()| true);
         }
-        self.displace(retired, client, segment)?;
+        self.displace(retired, client, segment, displaced)?;
         if retired.has_unswept_replicas_in(segment) {
-            self.sweep(retired);
+            return Ok(false);
         }
         let now = self.clock.now();
-        let known = retired.contains(segment.id);
+        let is_known = retired.knows(segment);
+        let not_before = retired.opening_of(segment).max(now);
         let quarantined = retired.take_quarantined(segment);
         let opens = match mount {
-            Mount::Again if !known => self.started.after(self.rest_after_start()),
-            _ => now,
+            Mount::Again if !is_known => not_before.max(self.started.after(self.rest_after_start())),
+            _ => not_before,
         };
         let mut mounted = MountedSegment::new(segment.clone(), client, opens, &self.allocator, &quarantined);
         mounted.ledger = self.ledgers.lock().of(client);
+        mounted.suspicion = self.suspicions.of(client);
         if mount == Mount::WithObjects {
             mounted.close();
         }
         self.timers.schedule(mounted.next_release());
+        if segment.locality.is_some() {
+            self.has_localities.store(true, Relaxed);
+        }
         self.segments.write().insert(Arc::new(mounted));
         self.update_tenant_capacity();
         self.eviction.end_backoff();
         tracing::info!(segment = %segment.id, name = segment.name, size = segment.size, %client, "segment mounted");
-        Ok(())
+        Ok(true)
     }
 
     /// Retires the segments of other clients that overlap `segment`. The same memory cannot belong
     /// to two clients, so the client that mounts it has replaced the other one. (A process
     /// restarted on the same address before its predecessor expired.)
-    fn displace(&self, retired: &mut RetiredSegments<A>, client: ClientId, segment: &Segment) -> Result<()> {
+    fn displace(
+        &self,
+        retired: &mut RetiredSegments<A>,
+        client: ClientId,
+        segment: &Segment,
+        displaced: &mut HashSet<ClientId>,
+    ) -> Result<()> {
         let others: Vec<_> = {
             let registry = self.segments.read();
             registry.list.iter().filter(|mounted| mounted.overlaps(segment)).cloned().collect()
@@ -98,6 +155,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
         for mounted in others {
             tracing::warn!(segment = %mounted.info.id, by = %segment.id, "segment retired: another client mounted its memory");
             self.retire_segment(retired, &mounted);
+            displaced.insert(mounted.client);
         }
         Ok(())
     }
@@ -140,16 +198,11 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
         }
     }
 
-    /// Drops every replica in a retired segment. The sweep examines every object, so it is slow.
-    /// Only `tick` sweeps, and a mount of memory that belongs to a retired segment.
-    pub(crate) fn sweep(&self, retired: &mut RetiredSegments<A>) {
-        self.drop_retired();
-        retired.mark_all_swept();
-    }
-
-    /// Sweeps like [`sweep`](Self::sweep) without blocking mounts. The segments that were retired
-    /// before the call are swept afterwards.
+    /// Drops every replica in the segments that were retired before the call. The sweep examines
+    /// every object, so it is slow. It does not block mounts, and there is one at a time: a caller
+    /// that waited for another one mostly finds nothing left.
     pub(crate) fn sweep_beside(&self) {
+        let _one = self.sweeping.lock();
         let unswept = self.retired.lock().unswept();
         if unswept.is_empty() {
             return;
@@ -171,7 +224,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
     /// Drops the replicas on disks that are gone.
     pub(crate) fn sweep_disks(&self) {
         self.directory.visit(|shard, slot| {
-            shard[slot].retain_disk_replicas(|_| true);
+            shard.prune_disks(slot);
             shard.remove_if_empty(slot, MissCause::OwnerLost);
         });
     }
@@ -231,8 +284,28 @@ pub(crate) fn check_segment(segment: &Segment) -> Result<()> {
             )));
         }
     }
-    Ok(())
+    segment.locality.as_ref().map_or(Ok(()), |locality| check_locality(segment, locality))
 }
+
+/// Checks the locality of a segment, which every description of a replica repeats.
+fn check_locality(segment: &Segment, locality: &Locality) -> Result<()> {
+    let len: usize = locality.hca_names.iter().map(|name| 4 + name.len()).sum();
+    if LOCALITY_HEAD + len <= MAX_LOCALITY {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "cannot mount segment: its locality is too long. segment={} names={} len={len} maximum={}",
+        segment.id,
+        locality.hca_names.len(),
+        MAX_LOCALITY - LOCALITY_HEAD
+    )))
+}
+
+/// Maximum length of a locality in a response, in bytes.
+pub(crate) const MAX_LOCALITY: usize = 1024;
+
+/// Length of a locality without the names of the devices, in bytes.
+const LOCALITY_HEAD: usize = 8;
 
 /// Maximum length of an endpoint or a protocol, in bytes: the longest that every response can
 /// contain (`pack::encode_answers`).

@@ -1,7 +1,6 @@
 //! Placement: the choice of segments for a new object.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::Moment;
@@ -18,6 +17,7 @@ use super::state::Space;
 use crate::directory::Replicas;
 use crate::model::options::Placement;
 use crate::model::segment::{Allocation, MountedSegment};
+use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Number of segments that `free_ratio_first` and `ssd_free_ratio_first` examine for each requested
 /// replica.
@@ -46,14 +46,14 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
             hash,
             now,
             wanted,
-            doubted: false,
+            accepts_unreachable: false,
             found: Replicas::new(),
         };
         search.run(config, self.options.placement);
-        let all_doubted = || registry.list.iter().all(|segment| segment.is_doubted());
-        if search.found.is_empty() && self.doubts.load(Relaxed) != 0 && all_doubted() {
+        let all_unreachable = || registry.list.iter().all(|segment| segment.is_reported_unreachable());
+        if search.found.is_empty() && self.unreachable_reports.load(Relaxed) != 0 && all_unreachable() {
             // A segment whose client may be gone is better than none.
-            search.doubted = true;
+            search.accepts_unreachable = true;
             search.run(config, self.options.placement);
         }
         (!search.found.is_empty()).then_some(search.found)
@@ -66,18 +66,18 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
     /// `NO_AVAILABLE_HANDLE`.
     pub(crate) fn place_in(&self, name: &str, len: u64, now: Moment) -> Result<Allocation<A>> {
         let registry = self.segments.read();
-        let named = registry.named(name);
-        if named.is_empty() {
+        let segments = registry.with_name(name);
+        if segments.is_empty() {
             return Err(Error::new(
                 ErrorCode::SegmentNotFound,
                 format!("segment is not mounted. name={name}"),
             ));
         }
-        if !named.iter().any(|segment| segment.would_open(now)) {
+        if !segments.iter().any(|segment| segment.would_open(now)) {
             let text = format!("segment accepts no objects now. name={name}");
             return Err(Error::new(ErrorCode::UnavailableInCurrentStatus, text));
         }
-        for segment in named.iter().filter(|segment| segment.would_open(now) && segment.fits(len)) {
+        for segment in segments.iter().filter(|segment| segment.would_open(now) && segment.fits(len)) {
             if let Some(extent) = segment.allocate(len) {
                 let id = self.new_replica();
                 return Ok(Allocation { id, segment: segment.clone(), extent });
@@ -119,18 +119,18 @@ struct Search<'a, A> {
     now: Moment,
     wanted: usize,
     /// True if segments of unreachable clients are accepted.
-    doubted: bool,
+    accepts_unreachable: bool,
     found: Replicas<A>,
 }
 
 impl<A: SegmentAllocator> Search<'_, A> {
     fn run(&mut self, config: &ReplicateConfig, placement: Placement) {
         if placement == Placement::Cxl {
-            let named = config.preferred().first().map_or(&[][..], |name| self.registry.named(name));
-            return self.scan(named, 1, |_| true);
+            let segments = config.preferred().first().map_or(&[][..], |name| self.registry.with_name(name));
+            return self.scan(segments, 1, |_| true);
         }
         for name in config.preferred() {
-            self.scan(self.registry.named(name), usize::MAX, |_| true);
+            self.scan(self.registry.with_name(name), usize::MAX, |_| true);
         }
         if config.replicas == 1 && (placement == Placement::LocalFirst || config.same_node) {
             self.nearest(&config.host_id);
@@ -241,7 +241,8 @@ impl<A: SegmentAllocator> Search<'_, A> {
     }
 
     fn take(&mut self, segment: &Arc<MountedSegment<A>>) {
-        let open = if self.doubted { segment.would_open(self.now) } else { segment.is_open(self.now) };
+        let open =
+            if self.accepts_unreachable { segment.would_open(self.now) } else { segment.is_open(self.now) };
         let usable = open
             && segment.fits(self.len)
             && self.found.iter().all(|held| !Arc::ptr_eq(&held.segment, segment));

@@ -5,12 +5,12 @@ use mooncake_core::clock::Moment;
 use mooncake_core::evict::MergeableOrder;
 use mooncake_core::ids::SlotId;
 use mooncake_core::{Error, ErrorCode};
-use parking_lot::MutexGuard;
 
 use super::state::Space;
 use super::victim::{MAX_PASSED_OVER, Victim};
 use crate::directory::{Object, Pass, Shard};
 use crate::model::misses::MissCause;
+use crate::sync::MutexGuard;
 
 impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
     /// Evicts the least recently used objects of a tenant until `bytes` more are within its quota
@@ -19,16 +19,23 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
         let fits = || self.tenants.reserve(number, bytes, freed).is_ok();
         self.set_offload_budget(bytes);
         for pass in self.passes() {
-            while !fits() {
-                let Some(victim) = self.evict_of(number, pass, now) else { break };
+            self.repeat_eviction(|| {
+                if fits() {
+                    return None;
+                }
+                let victim = self.evict_of(number, pass, now)?;
                 self.tenants.count_evicted(number, victim.bytes);
-            }
+                Some(victim.objects)
+            });
         }
         fits()
     }
 
     /// Evicts the least recently used object of a tenant.
     fn evict_of(&self, number: u32, pass: Pass, now: Moment) -> Option<Victim<A>> {
+        if let Some(victim) = self.evict_rest(Some(number), now) {
+            return Some(victim);
+        }
         let mut passed_over = 0;
         loop {
             let (mut shard, slot) = self.oldest_of(number, pass, now)?;
@@ -41,7 +48,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
             self.evict_slot(&mut shard, slot, MissCause::Evicted, now, &mut victim);
             drop(shard);
             if let Some(group) = group {
-                self.evict_group(&group, pass, now, &mut victim);
+                self.evict_group(group, number, pass, now, &mut victim);
             }
             self.release_parents(&mut victim);
             return Some(victim);

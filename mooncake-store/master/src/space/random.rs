@@ -1,8 +1,8 @@
 //! Random numbers without a lock.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-
 use mooncake_core::clock::Rng;
+
+use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Random number generator without a lock.
 pub(crate) struct SharedRng(AtomicU64);

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use mooncake_core::alloc::SegmentAllocator;
-use mooncake_core::ids::SegmentId;
+use mooncake_core::ids::{ClientId, SegmentId};
 use mooncake_core::replica::SegmentStatus;
 
 use crate::model::segment::MountedSegment;
@@ -37,8 +37,13 @@ impl<A: SegmentAllocator> Registry<A> {
     }
 
     /// Returns the segments of a name, in the order of their mounts.
-    pub(crate) fn named(&self, name: &str) -> &[Arc<MountedSegment<A>>] {
+    pub(crate) fn with_name(&self, name: &str) -> &[Arc<MountedSegment<A>>] {
         self.by_name.get(name).map_or(&[], Vec::as_slice)
+    }
+
+    /// Returns whether a client has a segment.
+    pub(crate) fn has_client(&self, client: ClientId) -> bool {
+        self.list.iter().any(|mounted| mounted.client == client)
     }
 
     pub(crate) fn insert(&mut self, mounted: Arc<MountedSegment<A>>) {

@@ -8,10 +8,12 @@ use std::sync::Arc;
 
 use mooncake_core::alloc::{Extent, SegmentAllocator};
 use mooncake_core::clock::Moment;
-use mooncake_core::ids::SegmentId;
 use mooncake_core::replica::Segment;
 
 use crate::model::segment::MountedSegment;
+
+/// Maximum number of segments that are remembered although nothing in them is in use.
+const MAX_REMEMBERED: usize = 4096;
 
 /// Segments that were unmounted or whose client expired.
 pub(crate) struct RetiredSegments<A> {
@@ -40,9 +42,17 @@ impl<A: SegmentAllocator> RetiredSegments<A> {
         self.list.push(RetiredSegment { mounted, swept: false });
     }
 
-    /// Returns whether a segment of that id has been retired.
-    pub(crate) fn contains(&self, id: SegmentId) -> bool {
-        self.list.iter().any(|retired| retired.mounted.info.id == id)
+    /// Returns whether a retired mount had all memory of `segment`, so that its quarantine has all
+    /// extents that are in use.
+    pub(crate) fn knows(&self, segment: &Segment) -> bool {
+        self.list.iter().any(|retired| retired.mounted.info.id == segment.id || retired.covers(segment))
+    }
+
+    /// Returns the time before which nothing may be placed in memory of `segment`, because clients
+    /// of earlier masters may use it.
+    pub(crate) fn opening_of(&self, segment: &Segment) -> Moment {
+        let of_memory = self.list.iter().filter(|retired| retired.shares_memory_with(segment));
+        of_memory.map(|retired| retired.mounted.opens()).max().unwrap_or_default()
     }
 
     /// Returns whether a replica may still lie in memory of `segment`, or in a retired mount of it.
@@ -78,11 +88,6 @@ impl<A: SegmentAllocator> RetiredSegments<A> {
         merge_extents(inherited)
     }
 
-    /// Records that every replica in all retired segments has been dropped.
-    pub(crate) fn mark_all_swept(&mut self) {
-        self.list.iter_mut().for_each(|segment| segment.swept = true);
-    }
-
     /// Records that every replica in these segments has been dropped.
     pub(crate) fn mark_swept(&mut self, swept: &[Arc<MountedSegment<A>>]) {
         for segment in &mut self.list {
@@ -90,11 +95,15 @@ impl<A: SegmentAllocator> RetiredSegments<A> {
         }
     }
 
-    /// Forgets the segments in which no extent is in quarantine any longer.
-    pub(crate) fn forget_unused(&mut self, now: Moment) {
+    /// Forgets the segments in which no extent is in quarantine any longer. Until `rested`, memory
+    /// that is mounted again opens at once only if its retired mount is known, so some more are
+    /// remembered.
+    pub(crate) fn forget_unused(&mut self, now: Moment, rested: Moment) {
+        let remembers = rested > now && self.list.len() <= MAX_REMEMBERED;
         self.list.retain(|segment| {
             segment.mounted.reclaim(now);
-            !segment.swept || segment.mounted.quarantined() > 0
+            let is_in_use = !segment.swept || segment.mounted.quarantined() > 0;
+            is_in_use || remembers || segment.mounted.opens() > now
         });
     }
 }
@@ -102,6 +111,12 @@ impl<A: SegmentAllocator> RetiredSegments<A> {
 impl<A: SegmentAllocator> RetiredSegment<A> {
     fn shares_memory_with(&self, segment: &Segment) -> bool {
         self.mounted.info.id == segment.id || self.mounted.overlaps(segment)
+    }
+
+    fn covers(&self, segment: &Segment) -> bool {
+        let info = &self.mounted.info;
+        let end = |segment: &Segment| segment.base.saturating_add(segment.size);
+        info.endpoint == segment.endpoint && info.base <= segment.base && end(segment) <= end(info)
     }
 }
 

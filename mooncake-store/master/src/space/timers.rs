@@ -1,8 +1,8 @@
 //! Earliest moments at which periodic work may be due.
 
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
-
 use mooncake_core::clock::Moment;
+
+use crate::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
 /// Earliest times of periodic work.
 pub(crate) struct Timers {

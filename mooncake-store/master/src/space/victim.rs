@@ -11,7 +11,6 @@ use smallvec::SmallVec;
 use super::offload_first::SkippedObject;
 use super::state::Space;
 use crate::directory::{Object, Pass, Shard};
-use crate::model::group::Group;
 use crate::model::misses::MissCause;
 use crate::model::segment::MountedSegment;
 
@@ -21,6 +20,8 @@ pub(crate) const MAX_PASSED_OVER: usize = 32;
 
 /// Space that an eviction freed.
 pub(crate) struct Victim<A> {
+    /// Number of objects that left memory.
+    pub(crate) objects: u64,
     pub(crate) bytes: u64,
     pub(crate) segments: SmallVec<[Arc<MountedSegment<A>>; 1]>,
     /// Hashes of the parents of evicted objects.
@@ -29,7 +30,7 @@ pub(crate) struct Victim<A> {
 
 impl<A> Victim<A> {
     pub(crate) fn empty() -> Self {
-        Self { bytes: 0, segments: SmallVec::new(), parents: Vec::new() }
+        Self { objects: 0, bytes: 0, segments: SmallVec::new(), parents: Vec::new() }
     }
 }
 
@@ -47,10 +48,15 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
         let why = if is_after_pin { MissCause::PinEnded } else { why };
         let why = shard.end_of_lifetime(slot, now).unwrap_or(why);
         let lease = self.in_use_until(&shard[slot]);
-        let Some(value) = shard.take_value(slot) else { return };
+        let Some(value) = shard.take_value(slot, now) else { return };
         let bytes = value.replicas.iter().fold(0u64, |sum, held| sum.saturating_add(held.extent.len));
+        victim.objects += 1;
         victim.bytes = victim.bytes.saturating_add(bytes);
-        victim.segments.extend(value.replicas.iter().map(|held| held.segment.clone()));
+        for held in &value.replicas {
+            if !victim.segments.iter().any(|known| Arc::ptr_eq(known, &held.segment)) {
+                victim.segments.push(held.segment.clone());
+            }
+        }
         value.quarantine(self.quarantine_end(lease), now);
         victim.parents.append(&mut shard.take_left_parents());
         shard.remove_if_empty(slot, why);
@@ -97,18 +103,5 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
     pub(crate) fn passes(&self) -> impl Iterator<Item = Pass> + use<A, E> {
         let soft = self.options.evict_soft_pinned.then_some(Pass::SoftPinned);
         [Some(Pass::Ordinary), soft].into_iter().flatten()
-    }
-
-    /// Evicts the rest of a group after one of its objects was evicted. Pinned and leased objects
-    /// stay.
-    pub(crate) fn evict_group(&self, group: &Group, pass: Pass, now: Moment, victim: &mut Victim<A>) {
-        for key in group.keys() {
-            let hash = self.directory.hash(key.as_bytes());
-            let mut shard = self.directory.lock(hash);
-            let Some(slot) = shard.find(hash, key.as_bytes()) else { continue };
-            if self.is_evictable(&shard[slot], pass, now) {
-                self.evict_slot(&mut shard, slot, MissCause::EvictedWithGroup, now, victim);
-            }
-        }
     }
 }

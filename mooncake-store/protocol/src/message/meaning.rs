@@ -11,6 +11,18 @@ macro_rules! meaning {
     (keys) => {
         "Keys of the objects."
     };
+    (position) => {
+        "Position to continue from, from the earlier page; 0 for the first page."
+    };
+    (reader) => {
+        "Identity that the reader has drawn at random."
+    };
+    (number) => {
+        "Number of the read; later reads have larger ones."
+    };
+    (ended) => {
+        "Number up to which all reads of the reader have ended."
+    };
     (with_replicas) => {
         "Whether the response contains the replicas of the objects."
     };
@@ -28,6 +40,9 @@ macro_rules! meaning {
     };
     (force) => {
         "Whether to ignore leases."
+    };
+    (policy) => {
+        "Choice of the objects that the call grants leases on."
     };
     (size) => {
         "Length of the object in bytes."
@@ -54,13 +69,28 @@ macro_rules! meaning {
         "Objects with their checksums."
     };
     (attempt) => {
-        "Number of the write, drawn at random for each start."
+        "Number of the write or copy, drawn at random for each start."
+    };
+    (work) => {
+        "Number of the last response with work that the client received; 0 for objects that it found."
+    };
+    (relocates) => {
+        "Whether objects whose leases have ended are located again."
     };
     (replace) => {
         "Whether the write is an upsert."
     };
     (replicas) => {
         "Type of the affected replicas."
+    };
+    (replica) => {
+        "Number of the replica."
+    };
+    (replica_ids) => {
+        "Number of the replica of each object."
+    };
+    (resolved_tenant) => {
+        "Tenant of the objects, if it is not the one of the request."
     };
     (segment) => {
         "Segment of the call."
@@ -125,6 +155,9 @@ macro_rules! meaning {
     (lease) => {
         "Identity of the copy of a hot object; nil for an ordinary copy."
     };
+    (epochs) => {
+        "Pairs of masters, each in the order in which they led."
+    };
     (epoch) => {
         "Version of the value, from the task."
     };
@@ -169,6 +202,36 @@ macro_rules! meaning {
     };
     (ranges) => {
         "Ranges of located objects, with their memory."
+    };
+    (import) => {
+        "Revision to import, and the objects to expect."
+    };
+    (commit) => {
+        "Imported revision, and its objects."
+    };
+    (change) => {
+        "Revision to change."
+    };
+    (query) => {
+        "Requested revision."
+    };
+    (list) => {
+        "Requested revisions."
+    };
+    (request) => {
+        "Requested lease."
+    };
+    (renewal) => {
+        "Lease to extend."
+    };
+    (release) => {
+        "Lease to end."
+    };
+    (movement) => {
+        "Revision to move, and the destination."
+    };
+    (operation) => {
+        "Requested move."
     };
     (into) => {
         "Memory that receives the value."

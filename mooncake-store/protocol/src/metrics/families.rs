@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use mooncake_core::{Error, Result};
-use mooncake_transport::admission::listeners;
+use mooncake_transport::admission::{ByteBudget, listeners};
 use prometheus::TextEncoder;
 use prometheus::core::{Collector, Desc};
 use prometheus::proto::{
@@ -11,6 +11,7 @@ use prometheus::proto::{
 };
 
 use super::Histogram;
+use crate::message::{DISPLAY_VERSION, MASTER_VERSION};
 
 /// Name and value of a label.
 pub type Label<'a> = (&'a str, &'a str);
@@ -95,6 +96,31 @@ impl Families {
         self.add(name, help, MetricType::HISTOGRAM, [(NONE, (buckets, count, sum))], set_histogram);
     }
 
+    /// Adds the versions of the protocol and of this program.
+    pub fn build_info(&mut self) {
+        let labels = [("display_version", DISPLAY_VERSION), ("version", MASTER_VERSION)];
+        let help = "Version of the RPC protocol and of the program, always 1";
+        self.gauges("mooncake_build_info", help, [(labels, 1)]);
+    }
+
+    /// Adds the memory of this process as the kernel counts it, where there is `/proc`.
+    pub fn process_memory(&mut self) {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        for (field, name, help) in [
+            ("VmRSS", "rss", "Resident memory of the process in bytes"),
+            ("VmHWM", "rss_peak", "Largest resident memory of the process so far, in bytes"),
+            ("RssAnon", "rss_anon", "Resident anonymous memory of the process in bytes"),
+            ("RssFile", "rss_file", "Resident memory of files mapped by the process, in bytes"),
+            ("RssShmem", "rss_shmem", "Resident shared memory of the process in bytes"),
+            ("VmSize", "vsize", "Address space of the process in bytes"),
+            ("VmSwap", "swap", "Swapped-out memory of the process in bytes"),
+        ] {
+            if let Some(bytes) = status_bytes(&status, field) {
+                self.gauge(&format!("mooncake_process_{name}_bytes"), help, bytes);
+            }
+        }
+    }
+
     /// Adds the connections of every listener of this process, under names with this prefix.
     pub fn connections(&mut self, prefix: &str) {
         let listeners = listeners();
@@ -105,6 +131,13 @@ impl Families {
         });
         let help = "Connections that were refused or closed by a listener, by reason";
         self.counters(&format!("{prefix}_connections_refused_total"), help, refused);
+        let bytes = ByteBudget::of_process().report();
+        let help = "Bytes of incomplete requests and unread responses";
+        self.gauge(&format!("{prefix}_connection_bytes"), help, bytes.held);
+        let help = "Limit of the bytes of incomplete requests and unread responses";
+        self.gauge(&format!("{prefix}_connection_bytes_limit"), help, bytes.limit);
+        let help = "Connections that were closed because these bytes exceeded their limit";
+        self.counter(&format!("{prefix}_connections_closed_for_bytes_total"), help, bytes.closed);
     }
 
     fn add<'a, L: AsRef<[Label<'a>]>, V>(
@@ -133,6 +166,12 @@ impl Families {
         family.set_metric(metrics);
         self.families.push(family);
     }
+}
+
+/// Returns the value of a field of `/proc/self/status`, which the kernel states in kB.
+fn status_bytes(status: &str, field: &str) -> Option<u64> {
+    let value = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'))?;
+    value.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
 fn pairs(labels: &[Label<'_>]) -> impl Iterator<Item = LabelPair> {
@@ -191,4 +230,32 @@ pub fn collector<F: Fn(&mut Families) + Send + Sync>(
 pub fn text(collector: &dyn Collector) -> Result<String> {
     let text = TextEncoder::new().encode_to_string(&collector.collect());
     text.map_err(|error| Error::internal("cannot encode metrics").with_source(error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_read_from_the_status_of_the_process() {
+        let status = "Name:\tmooncake\nVmPeak:\t  9 kB\nVmRSS:\t   35344 kB\nVmSwap:\t 0 kB\nThreads:\t3\n";
+        assert_eq!(status_bytes(status, "VmRSS"), Some(35344 * 1024));
+        assert_eq!(status_bytes(status, "VmSwap"), Some(0));
+        for absent in ["VmHWM", "Vm", "Threads", "Name"] {
+            assert_eq!(status_bytes(status, absent), None);
+        }
+        assert_eq!(status_bytes("VmRSS: 18446744073709551615 kB", "VmRSS"), None);
+    }
+
+    #[cfg(all(target_os = "linux", not(miri)))]
+    #[test]
+    fn a_process_has_memory() {
+        let page = text(&collector("memory", "", Families::process_memory)).unwrap();
+        for name in ["rss", "rss_peak", "rss_anon", "rss_file", "rss_shmem", "vsize", "swap"] {
+            let line =
+                page.lines().find_map(|it| it.strip_prefix(&format!("mooncake_process_{name}_bytes ")));
+            let bytes: f64 = line.unwrap_or_else(|| panic!("{name} in {page}")).parse().unwrap();
+            assert!(bytes > 0.0 || ["swap", "rss_shmem"].contains(&name), "{name} is {bytes}");
+        }
+    }
 }

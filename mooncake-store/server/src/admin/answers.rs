@@ -34,6 +34,31 @@ pub(super) struct Health {
     pub(super) view_version: Option<u64>,
 }
 
+/// Outcomes of changes of soft pins.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Pins {
+    /// Outcome of each key, in the order of the request.
+    pub(super) results: Vec<Pin>,
+}
+
+/// Outcome of the change of a soft pin.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Pin {
+    /// Key of the object.
+    pub(super) key: String,
+    /// 0, or the number of an error.
+    pub(super) error_code: i32,
+}
+
+/// Versions of the master.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Version {
+    /// Version of the RPC protocol.
+    pub(super) version: &'static str,
+    /// Version of the program, for people.
+    pub(super) display_version: &'static str,
+}
+
 /// Leader of a cluster of several masters.
 #[derive(Serialize, ToSchema)]
 pub(super) struct Leader {

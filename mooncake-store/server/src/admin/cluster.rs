@@ -6,10 +6,11 @@ use axum::extract::{FromRef, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
-use super::answers::{Events, Health, Leader};
+use super::answers::{Events, Health, Leader, Version};
 use super::reply::{Shared, TEXT, page, text};
 use crate::leader::{Leadership, LeadershipStatus};
 use crate::{EventStats, scrape, summary};
+use mooncake_protocol::message::{DISPLAY_VERSION, MASTER_VERSION};
 
 /// Summary of the metrics of high availability, with the values of a single master.
 const HA: &str = "HA Metrics Summary: last_seq=0, applied_seq=0, lag=0, pending=0, \
@@ -39,6 +40,12 @@ pub(super) async fn health(State(ThisMaster(leadership)): State<ThisMaster>) -> 
         leader_address,
         view_version,
     })
+}
+
+/// Returns the versions of the RPC protocol and of the program.
+#[utoipa::path(get, path = "/version", responses((status = 200, body = Version)))]
+pub(super) async fn version() -> Response {
+    page(&Version { version: MASTER_VERSION, display_version: DISPLAY_VERSION })
 }
 
 /// Returns `leader` or `standby`.

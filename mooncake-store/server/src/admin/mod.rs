@@ -6,6 +6,7 @@ mod cluster;
 mod curve;
 mod drain;
 mod objects;
+mod pins;
 mod query;
 mod reply;
 mod segments;
@@ -24,6 +25,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::state::State;
+use mooncake_client::programs::openapi_document;
 use mooncake_protocol::http::{JSON, nothing_here};
 
 /// Maximum length of a request body in bytes.
@@ -40,6 +42,7 @@ struct Description;
 pub(super) fn pages(state: Arc<State>) -> Router {
     let (router, description) = OpenApiRouter::<Arc<State>>::with_openapi(Description::openapi())
         .routes(routes!(cluster::health))
+        .routes(routes!(cluster::version))
         .routes(routes!(cluster::role))
         .routes(routes!(cluster::ha_status))
         .routes(routes!(cluster::leader))
@@ -52,6 +55,8 @@ pub(super) fn pages(state: Arc<State>) -> Router {
         .routes(routes!(objects::explain))
         .routes(routes!(objects::all_keys))
         .routes(routes!(objects::remove_all))
+        .routes(routes!(pins::soft_pin))
+        .routes(routes!(pins::soft_unpin))
         .routes(routes!(segments::all_segments))
         .routes(routes!(segments::segments_detail))
         .routes(routes!(segments::query_segment))
@@ -62,7 +67,7 @@ pub(super) fn pages(state: Arc<State>) -> Router {
         .routes(routes!(drain::cancel))
         .routes(routes!(tenants::quotas, tenants::set_quota, tenants::remove_quota))
         .split_for_parts();
-    let description = description.to_json().unwrap_or_default();
+    let description = openapi_document(&description);
     router
         .route("/openapi.json", get(async move || ([(header::CONTENT_TYPE, JSON)], description.clone())))
         // Mooncake C++ responds to every unknown path or method in this way.

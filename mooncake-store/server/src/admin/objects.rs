@@ -1,7 +1,10 @@
 //! Objects: location, list and removal.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
+use axum::Extension;
+use axum::body::Body;
 use axum::extract::{RawQuery, State};
 use axum::http::StatusCode;
 use axum::response::Response;
@@ -13,9 +16,11 @@ use super::answers::{
     OneOfMany, Removed,
 };
 use super::query::{decoded, form_bytes, form_text, raw};
-use super::reply::{Shared, answer, failure, page, text, text_failure};
+use super::reply::{Shared, answer, failure, page, text, text_failure, text_stream};
+use crate::state::State as MasterState;
 use mooncake_master::MissCause;
 use mooncake_protocol::api::DEFAULT_TENANT;
+use mooncake_transport::http_server::Turns;
 
 /// Returns the replicas of an object in memory.
 ///
@@ -190,16 +195,62 @@ fn one_of_many(found: Result<Vec<Replica>>) -> OneOfMany {
     params(("tenant_id" = Option<String>, Query, description = "Tenant; `default` if absent")),
     responses((status = 200, body = String, content_type = "text/plain"), (status = 500, body = String, content_type = "text/plain"))
 )]
-pub(super) async fn all_keys(State(state): Shared, RawQuery(query): RawQuery) -> Response {
-    let tenant = tenant(query.as_deref());
-    // A pass over all objects must not block the connections of a worker.
-    let listed = tokio::task::spawn_blocking(move || {
-        let keys = state.master.keys_of(&tenant);
-        keys.iter().map(|key| format!("{}\n", String::from_utf8_lossy(key.as_bytes()))).collect()
+pub(super) async fn all_keys(
+    State(state): Shared,
+    RawQuery(query): RawQuery,
+    Extension(turns): Extension<Turns>,
+) -> Response {
+    let list = KeyList { state, tenant: tenant(query.as_deref()), turns };
+    let (first, next) = match list.page(0).await {
+        Ok(page) => page,
+        Err(_) => return text_failure(StatusCode::INTERNAL_SERVER_ERROR, "Failed to get all keys"),
+    };
+    let Some(next) = next else { return text(first) };
+    // The next page is made once the peer has read the earlier ones.
+    let rest = futures::stream::try_unfold(Some(next), move |position| {
+        let list = list.clone();
+        async move {
+            let Some(position) = position else { return Ok(None) };
+            list.page(position).await.map(Some)
+        }
     });
-    match listed.await {
-        Ok(list) => text(list),
-        Err(_) => text_failure(StatusCode::INTERNAL_SERVER_ERROR, "Failed to get all keys"),
+    let first = futures::stream::once(async { Ok::<_, std::io::Error>(first) });
+    text_stream(Body::from_stream(futures::StreamExt::chain(first, rest)))
+}
+
+/// Length of a page of keys in bytes.
+const KEYS_PAGE: usize = 256 << 10;
+
+/// List of the keys of a tenant, by pages.
+#[derive(Clone)]
+struct KeyList {
+    state: Arc<MasterState>,
+    tenant: String,
+    turns: Turns,
+}
+
+impl KeyList {
+    /// Returns the lines of the keys from a position on, and the position of the next page.
+    async fn page(&self, position: u64) -> std::io::Result<(String, Option<u64>)> {
+        let Self { state, tenant, turns } = self.clone();
+        let stopped = || std::io::Error::other("this master stops");
+        let permit = turns.acquire(&self.state.long_calls.lists).await.ok_or_else(stopped)?;
+        // A pass over many objects must not block the connections of a worker.
+        let listed = tokio::task::spawn_blocking(move || {
+            let mut lines = String::new();
+            let next = state.master.list_keys(&tenant, position, KEYS_PAGE, |key| {
+                lines.push_str(&String::from_utf8_lossy(key));
+                lines.push('\n');
+            });
+            // A peer that closes its connection does not end the pass.
+            drop(permit);
+            (lines, next)
+        });
+        let page = listed.await.map_err(std::io::Error::other)?;
+        match self.state.leadership.leads() {
+            true => Ok(page),
+            false => Err(std::io::Error::other("this master does not lead any more")),
+        }
     }
 }
 
@@ -213,12 +264,25 @@ pub(super) async fn all_keys(State(state): Shared, RawQuery(query): RawQuery) ->
     ),
     responses((status = 200, body = Removed), (status = 500, body = Failure))
 )]
-pub(super) async fn remove_all(State(state): Shared, RawQuery(query): RawQuery) -> Response {
+pub(super) async fn remove_all(
+    State(state): Shared,
+    RawQuery(query): RawQuery,
+    Extension(turns): Extension<Turns>,
+) -> Response {
     let force = matches!(raw(query.as_deref(), "force"), Some("true" | "1"));
     let tenant = form_text(query.as_deref(), "tenant_id");
-    let removed = tokio::task::spawn_blocking(move || match tenant {
-        Some(tenant) => state.master.remove_all_of(&tenant, force),
-        None => state.master.remove_all(force),
+    let Some(permit) = turns.acquire(&state.long_calls.removals).await else {
+        return failure(StatusCode::INTERNAL_SERVER_ERROR, ErrorCode::InternalError);
+    };
+    let master = state.master.clone();
+    let removed = tokio::task::spawn_blocking(move || {
+        let removed = match tenant {
+            Some(tenant) => master.remove_all_of(&tenant, force),
+            None => master.remove_all(force),
+        };
+        // A peer that closes its connection does not end the pass.
+        drop(permit);
+        removed
     });
     match removed.await {
         Ok(removed_count) => {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use axum::body::Body;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use mooncake_core::{Error, ErrorCode};
@@ -23,6 +24,10 @@ pub(super) fn page(body: &impl Serialize) -> Response {
 }
 
 pub(super) fn text(body: String) -> Response {
+    ([(header::CONTENT_TYPE, TEXT)], body).into_response()
+}
+
+pub(super) fn text_stream(body: Body) -> Response {
     ([(header::CONTENT_TYPE, TEXT)], body).into_response()
 }
 

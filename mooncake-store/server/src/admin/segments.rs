@@ -57,10 +57,10 @@ pub(super) async fn query_segment(State(state): Shared, RawQuery(query): RawQuer
     let name = raw(query.as_deref(), "segment").unwrap_or_default();
     let stats = state.master.segment_stats();
     let use_of = |name: &str| {
-        let named: Vec<_> = stats.iter().filter(|at| at.segment.name == name).collect();
-        let used = named.iter().fold(0u64, |sum, at| sum.saturating_add(at.used));
-        let capacity = named.iter().fold(0u64, |sum, at| sum.saturating_add(at.segment.size));
-        (!named.is_empty()).then(|| format!("{name}\nUsed(bytes): {used}\nCapacity(bytes) : {capacity}\n"))
+        let segments: Vec<_> = stats.iter().filter(|at| at.segment.name == name).collect();
+        let used = segments.iter().fold(0u64, |sum, at| sum.saturating_add(at.used));
+        let capacity = segments.iter().fold(0u64, |sum, at| sum.saturating_add(at.segment.size));
+        (!segments.is_empty()).then(|| format!("{name}\nUsed(bytes): {used}\nCapacity(bytes) : {capacity}\n"))
     };
     match use_of(name).or_else(|| use_of(&String::from_utf8_lossy(&decoded(name)))) {
         Some(body) => text(body),
@@ -79,7 +79,7 @@ pub(super) async fn status(State(state): Shared, RawQuery(query): RawQuery) -> R
     let Some(segment) = form_text(query.as_deref(), "segment") else {
         return bad_request("Missing segment query parameter");
     };
-    match state.master.segment_status_named(&segment) {
+    match state.master.segment_status_by_name(&segment) {
         Ok(status) => page(&SegmentState {
             success: true,
             segment,

@@ -6,13 +6,14 @@ use axum::Router;
 use axum::routing::get;
 use mooncake_protocol::http::nothing_here;
 
-use super::cluster::{ThisMaster, ha_status, health, leader, role};
+use super::cluster::{ThisMaster, ha_status, health, leader, role, version};
 use crate::leader::Leadership;
 
 /// Returns the endpoints of a master that does not lead.
 pub(crate) fn pages(leadership: Arc<Leadership>) -> Router {
     Router::new()
         .route("/health", get(health))
+        .route("/version", get(version))
         .route("/role", get(role))
         .route("/ha_status", get(ha_status))
         .route("/leader", get(leader))

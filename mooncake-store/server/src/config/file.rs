@@ -20,7 +20,8 @@ impl Settings {
     /// `INVALID_PARAMS` with the file name: the file is unreadable, has an unknown extension, is
     /// not a flat map, or has an unknown key.
     pub fn read_file(&mut self, path: &Path) -> Result<()> {
-        let refuse = |why: &dyn fmt::Display| Error::invalid(format!("{}: {why}", path.display()));
+        let refuse =
+            |why: &dyn fmt::Display| Error::invalid(format!("--config_path={}: {why}", path.display()));
         let text = read(path).map_err(|error| refuse(&error))?;
         let Entries(entries) = match path.extension().and_then(|extension| extension.to_str()) {
             Some("yaml" | "yml") if text.trim().is_empty() => Entries(Vec::new()),
@@ -141,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named_with_the_file() {
+    fn invalid_file_error_states_cause() {
         for (name, text, says) in [
             ("m.yaml", "rpc_prot: 7", "unknown key \"rpc_prot\" in"),
             ("m.yaml", "rpc_prot: 7", "did you mean rpc_port?"),

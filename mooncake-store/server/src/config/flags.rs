@@ -3,13 +3,16 @@
 
 use std::time::Duration;
 
+use mooncake_core::fault_injection::is_planted;
 use mooncake_core::set;
 use mooncake_core::settings;
 use mooncake_core::settings::Effect::{Idle, Off, Read};
 use mooncake_core::settings::Setting;
 use mooncake_core::settings::values::{
-    Parsed, any, check, millis, number, optional, ratio, seconds, switch, text,
+    Parsed, any, bytes, check, count, millis, number, optional, ratio, seconds, switch, text, within,
 };
+
+use mooncake_master::MasterOptions;
 
 use super::MasterConfig;
 use super::values::{cluster_id, limit};
@@ -32,7 +35,7 @@ pub fn flags() -> impl Iterator<Item = &'static Flag> {
 }
 
 /// Returns the flag of a name or an older name.
-pub fn flag_named(name: &str) -> Option<&'static Flag> {
+pub fn flag_by_name(name: &str) -> Option<&'static Flag> {
     flags().find(|flag| flag.names().any(|known| known == name))
 }
 
@@ -48,8 +51,11 @@ const NOF: &str = "NVMe-over-Fabrics is not built";
 const CXL: &str = "CXL memory is not built";
 const HA: &str = "standbys need no oplog, because clients re-announce their objects after failover";
 const SNAPSHOTS: &str = "the folder is the list";
-const EVENTS: &str = "Mooncake C++ does not put it into events either";
+const EVENTS: &str = "events have the tenant of each object";
+const WEIGHTS: &str = "a snapshot keeps the records of managed weights";
 const STDERR: &str = "one writer writes log lines at once";
+/// Maximum number of threads of a master.
+const MAX_THREADS: usize = 4096;
 const ARENA: &str = "a master allocates no object memory";
 
 /// All flags by subject.
@@ -63,6 +69,7 @@ pub static GROUPS: &[Group] = &[
     Group { name: "Copies, moves and hot objects", flags: COPIES },
     Group { name: "Disks, files, NVMe-over-Fabrics, CXL", flags: TIERS },
     Group { name: "Several masters and snapshots", flags: MASTERS },
+    Group { name: "Managed weights", flags: MANAGED_WEIGHTS },
     Group { name: "Tenants", flags: QUOTAS },
     Group { name: "Events", flags: KV_EVENTS },
 ];
@@ -75,12 +82,17 @@ const CALLS: &[Flag] = settings! {
     /// Network interface whose IPv4 address is the RPC address
     rpc_interface: "" => set!(|config, name| if !name.is_empty() { config.rpc_address = address_of(name)? }),
     /// RPC threads; 0 for one per core, at most max_threads
-    rpc_thread_num: "0" => set!(rpc_threads = number),
+    rpc_thread_num: "0" => set!(|config, text| config.rpc_threads = within(text, 0, MAX_THREADS)?),
     /// Limit for rpc_thread_num=0
-    max_threads: "16" => set!(max_threads = positive),
+    max_threads: "16" => set!(|config, text| config.max_threads = within(text, 1, MAX_THREADS)?),
+    /// Threads for handlers; 0 for rpc_thread_num
+    handler_worker_thread_num: "0" => Idle("RPC threads run handlers, and hand on the work of long calls", check::<u32>),
     /// Seconds until an idle connection is closed; 0 for never
     rpc_conn_timeout_seconds: "0"
         => set!(|config, text| config.rpc_idle = Some(seconds(text)?).filter(|idle| !idle.is_zero())),
+    /// Limit of the bytes of incomplete requests and unread responses of all ports (bytes, or with
+    /// a unit: KB MB GB); empty for 256 MiB, or a 16th of the memory if that is less
+    connection_bytes: "" => set!(connection_bytes = connection_bytes),
     /// Send small responses at once
     rpc_enable_tcp_no_delay: "true" => Off("small responses are always sent at once"),
 };
@@ -90,6 +102,9 @@ const ADMIN: &[Flag] = settings! {
     metrics_host: "0.0.0.0" => set!(metrics_host = text),
     /// Port of the admin endpoints; 0 selects a free one
     metrics_port: "9003" => set!(metrics_port = number),
+    /// Names, with commas between them, by which pages in browsers may call the admin endpoints and
+    /// the metadata service; *.name for all below a name
+    allowed_hosts: "" => set!(allowed_hosts = number),
     /// Log a line of metrics every 10 s
     enable_metric_reporting: "true" => set!(metric_reporting = switch),
 };
@@ -101,6 +116,9 @@ const METADATA: &[Flag] = settings! {
     http_metadata_server_host: "0.0.0.0" => Read,
     /// Port of the metadata service; 0 selects a free one
     http_metadata_server_port: "8080" => Read,
+    /// Token that the metadata service of this master demands, and that the one to clean demands;
+    /// give it in the environment, because other users of the host see command lines
+    metadata_http_token [MC_METADATA_HTTP_TOKEN]: "" => Read,
     /// Folder where the metadata service keeps its entries, rocksdb:///path; empty for memory
     http_metadata_server_kept_in: "" => Read,
     /// Remove the metadata of a client whose heartbeats timed out
@@ -112,14 +130,20 @@ const METADATA: &[Flag] = settings! {
 };
 
 const LIFETIMES: &[Flag] = settings! {
-    /// Time of a lease (milliseconds, or with a unit: ms s m h)
-    default_kv_lease_ttl: "10000ms" => set!(options.lease_ttl = millis),
+    /// Time of a lease (milliseconds, or with a unit: ms s m h); below 50 ms, also 0, objects may
+    /// be removed while they are read, and their space rests for 1 s
+    default_kv_lease_ttl: "10000ms" => set!(|config, text| set_lease(&mut config.options, millis(text)?)),
     /// Time of a soft pin without a time in the put
     default_kv_soft_pin_ttl: "1800000ms" => set!(options.soft_pin_ttl = millis),
     /// Longest time of a soft pin
-    max_kv_soft_pin_ttl: "86400000ms" => set!(options.max_soft_pin_ttl = millis),
-    /// Seconds without a heartbeat after which a client expires
+    max_kv_soft_pin_ttl: "604800000ms" => set!(options.max_soft_pin_ttl = millis),
+    /// Seconds without a heartbeat after which a client expires, or is suspected
     client_ttl | client_live_ttl_sec: "10" => set!(options.client_ttl = seconds),
+    /// Seconds without a heartbeat after which a client is suspected; empty for client_ttl
+    client_active_ttl_sec: "" => Read,
+    /// Further seconds after which a suspected client expires; empty for as long as
+    /// client_active_ttl_sec, if that is given, otherwise clients expire without a suspicion
+    client_suspicion_ttl_sec: "" => Read,
     /// Seconds after which another client may take over a write in progress
     put_start_discard_timeout_sec: "30" => set!(options.put_discard = seconds),
     /// Seconds until an unfinished allocation expires; less than 30 counts as 30
@@ -138,6 +162,9 @@ const SPACE: &[Flag] = settings! {
     eviction_high_watermark_ratio: "0.9" => set!(options.high_watermark = ratio),
     /// Distance below the watermark that the background may evict to
     eviction_ratio: "0.05" => set!(options.eviction_ratio = ratio),
+    /// Share of its quota above which the background evicts objects of a tenant
+    tenant_eviction_high_watermark_ratio: "0.9"
+        => Idle("a put evicts what the quota of its tenant needs", is_share),
     /// Evict soft-pinned objects if nothing else can be evicted
     allow_evict_soft_pinned_objects: "true" => set!(options.evict_soft_pinned = switch),
     /// Allocator of segments: offset, best_fit
@@ -146,7 +173,7 @@ const SPACE: &[Flag] = settings! {
     /// Placement of new objects: random, free_ratio_first, ssd_free_ratio_first, local_first, cxl
     allocation_strategy: "random" => set!(options.placement = number),
     /// Number of shards of the directory, a power of two
-    directory_shards: "64" => set!(options.shards = number),
+    directory_shards: "64" => set!(|config, text| config.options.shards = within(text, 1, 4096)?),
 };
 
 const LOG: &[Flag] = settings! {
@@ -194,11 +221,11 @@ const LOG: &[Flag] = settings! {
 
 const COPIES: &[Flag] = settings! {
     /// Maximum number of copies and moves that wait for their client
-    max_total_pending_tasks: "10000" => set!(options.tasks.max_pending = number),
+    max_total_pending_tasks: "10000" => set!(options.tasks.max_pending = count),
     /// Maximum number of copies and moves in progress
-    max_total_processing_tasks: "10000" => set!(options.tasks.max_processing = number),
+    max_total_processing_tasks: "10000" => set!(options.tasks.max_processing = count),
     /// Maximum number of completed copies and moves that can be queried
-    max_total_finished_tasks: "10000" => set!(options.tasks.max_finished = number),
+    max_total_finished_tasks: "10000" => set!(options.tasks.max_finished = count),
     /// Seconds until an unfetched task fails; 0 for never
     pending_task_timeout_sec: "300" => set!(options.tasks.pending_timeout = limit),
     /// Seconds until a fetched task fails; 0 for never
@@ -270,6 +297,8 @@ const MASTERS: &[Flag] = settings! {
     ha_backend_connstring: "" => Read,
     /// Addresses of etcd; --ha_backend_connstring takes precedence
     etcd_endpoints: "" => Read,
+    /// Seconds of the leader's lease in etcd, 2 to 60; a standby takes over after it
+    ha_leader_lease_ttl_sec: "5" => Read,
     /// Replicate the state of the leader to standbys
     enable_oplog: "false" => Off(HA),
     /// Polling interval of the oplog
@@ -278,6 +307,10 @@ const MASTERS: &[Flag] = settings! {
     oplog_batch_max_entries: "1024" => Idle(HA, check::<u64>),
     /// Retry time of the oplog
     batch_oplog_retry_timeout_sec: "180" => Idle(HA, check::<u64>),
+    /// Let standbys write snapshots
+    enable_oplog_snapshot: "false" => Off(HA),
+    /// Objects per part of a snapshot of a standby
+    snapshot_chunk_object_count: "1000000" => Idle(HA, check::<u64>),
     /// Name of this pod
     pod_name [POD_NAME]: "" => Idle(HA, check::<String>),
     /// Namespace of this pod
@@ -306,6 +339,13 @@ const MASTERS: &[Flag] = settings! {
         => Idle(SNAPSHOTS, check::<String>),
 };
 
+const MANAGED_WEIGHTS: &[Flag] = settings! {
+    /// Time without a put after which an unfinished import is aborted
+    weight_import_idle_timeout_ms: "300000ms" => set!(options.weight_import_idle = millis),
+    /// Manage weights with an oplog
+    weight_management_oplog_capability_confirmed: "false" => Off(WEIGHTS),
+};
+
 const QUOTAS: &[Flag] = settings! {
     /// Enable tenants with namespaces and quotas
     enable_multi_tenants: "false" => Read,
@@ -329,18 +369,18 @@ const KV_EVENTS: &[Flag] = settings! {
     kv_events_emit_legacy_compat: "true" => Read,
     /// Add the key to events; without keys, objects without a hash as key have no events
     kv_events_emit_object_key: "true" => Read,
-    /// A field of events
-    kv_events_model_name: "" => Idle(EVENTS, check::<String>),
-    /// A field of events
+    /// Field model_name of events; empty for nil
+    kv_events_model_name: "" => Read,
+    /// Field tenant_id of events
     kv_events_tenant_id: "default" => Idle(EVENTS, check::<String>),
-    /// A field of events
-    kv_events_additional_salt: "" => Idle(EVENTS, check::<String>),
-    /// A field of events
-    kv_events_lora_name: "" => Idle(EVENTS, check::<String>),
-    /// A field of events
-    kv_events_block_size: "0" => Idle(EVENTS, check::<u64>),
-    /// A field of events
-    kv_events_dp_rank: "0" => Idle(EVENTS, check::<u64>),
+    /// Field additional_salt of events; empty for nil
+    kv_events_additional_salt: "" => Read,
+    /// Field lora_name of events; empty for nil
+    kv_events_lora_name: "" => Read,
+    /// Field block_size of events; 0 for nil
+    kv_events_block_size: "0" => Read,
+    /// Field dp_rank of events; nil if the flag is not given
+    kv_events_dp_rank: "0" => Read,
 };
 
 fn rpc_port(text: &str) -> Parsed<u16> {
@@ -351,15 +391,29 @@ fn rpc_port(text: &str) -> Parsed<u16> {
     }
 }
 
+/// Shortest lease that protects objects from removal until its end.
+const SHORTEST_LEASE: Duration = Duration::from_millis(50);
+/// Time that a reader has in any case, because every read needs some.
+const TIME_TO_READ: Duration = Duration::from_secs(1);
+
+fn set_lease(options: &mut MasterOptions, protects: Duration) {
+    let is_short = protects < SHORTEST_LEASE && !is_planted("lease-too-short-to-read");
+    options.lease_ttl = if is_short { TIME_TO_READ } else { protects };
+    options.unprotected_lease = options.lease_ttl - protects;
+}
+
 fn address_of(interface: &str) -> Parsed<String> {
     let address = mooncake_transport::net::address_of(interface).map_err(|error| error.to_string())?;
     Ok(address.to_string())
 }
 
-fn positive(text: &str) -> Parsed<usize> {
-    match number(text)? {
-        0 => Err("must not be 0".into()),
-        count => Ok(count),
+fn connection_bytes(text: &str) -> Parsed<Option<u64>> {
+    match text {
+        "" => Ok(None),
+        text => match bytes(text)? {
+            0..0x10_0000 => Err("must be at least 1 MB".into()),
+            limit => Ok(Some(limit)),
+        },
     }
 }
 
@@ -378,8 +432,5 @@ fn is_switch(text: &str) -> Parsed<()> {
 }
 
 fn is_share(text: &str) -> Parsed<()> {
-    match text.parse::<f64>() {
-        Ok(number) if number >= 0.0 && number.is_finite() => Ok(()),
-        _ => Err("must be a number, not below 0".into()),
-    }
+    ratio(text).map(drop)
 }

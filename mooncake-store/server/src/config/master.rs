@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use mooncake_core::alloc::BuiltinAllocatorConfig;
 use mooncake_core::evict::BuiltinPolicyConfig;
-use mooncake_metadata::FOLDER;
+use mooncake_core::web_origin::AllowedHosts;
+use mooncake_metadata::{FOLDER, HttpToken};
 
 use super::tenants::TenantPolicy;
 use mooncake_master::MasterOptions;
@@ -23,10 +24,16 @@ pub struct MasterConfig {
     pub max_threads: usize,
     /// Time until an idle connection is closed; `None` for never.
     pub rpc_idle: Option<Duration>,
+    /// Limit of the bytes that incomplete requests and unread responses take in this process;
+    /// `None` keeps the one of
+    /// [`ByteBudget::of_process`](mooncake_transport::admission::ByteBudget).
+    pub connection_bytes: Option<u64>,
     /// Address of the admin endpoints and metrics (`0.0.0.0`).
     pub metrics_host: String,
     /// Port of the admin endpoints (9003); 0 selects a free one.
     pub metrics_port: u16,
+    /// Names by which pages in browsers may call the admin endpoints and the metadata service.
+    pub allowed_hosts: AllowedHosts,
     /// True to log a summary of the metrics every 10 s.
     pub metric_reporting: bool,
     /// Metadata service of the transfer engine, if enabled.
@@ -66,8 +73,11 @@ pub struct MetadataServerConfig {
     pub host: String,
     /// Port (8080); 0 selects a free one.
     pub port: u16,
-    /// Directory that stores the entries for the next process: `rocksdb:///path`. Memory if absent.
-    pub kept_in: Option<String>,
+    /// Token that requests for entries must have; none if empty.
+    pub token: HttpToken,
+    /// URL of the directory that stores the entries for the next process: `rocksdb:///path`. Memory
+    /// if absent.
+    pub storage_url: Option<String>,
 }
 
 /// Several masters, one of which leads.
@@ -76,6 +86,8 @@ pub struct MastersConfig {
     /// Endpoints of the etcd for the election: `host:port`, or several separated by commas or
     /// semicolons.
     pub etcd: String,
+    /// Duration of the lease of the leader in etcd (5 s). The leader renews it five times as often.
+    pub lease: Duration,
 }
 
 /// Snapshots of objects and tasks.
@@ -125,6 +137,8 @@ impl Default for SnapshotConfig {
 pub struct CleanUpConfig {
     /// URL of the metadata service; the service of this master if absent.
     pub server: Option<String>,
+    /// Token of that service; none if empty.
+    pub token: HttpToken,
     /// Cluster id in the keys, empty for none.
     pub cluster_id: String,
 }
@@ -138,6 +152,16 @@ pub struct EventsConfig {
     pub port: u16,
     /// Name of this cache in events.
     pub backend_id: String,
+    /// Name of the model in events; nil if empty.
+    pub model_name: String,
+    /// Salt of hashes in events; nil if empty.
+    pub additional_salt: String,
+    /// Name of the LoRA adapter in events; nil if empty.
+    pub lora_name: String,
+    /// Number of tokens of a block in events; nil if 0.
+    pub block_size: u64,
+    /// Rank of data parallelism in events; nil if absent.
+    pub dp_rank: Option<u64>,
     /// True to add the older fields of vLLM and SGLang to events (true).
     pub legacy: bool,
     /// True to add the key to events (true). Otherwise events without a hash are left out.
@@ -153,6 +177,11 @@ impl Default for EventsConfig {
             host: "0.0.0.0".into(),
             port: 5557,
             backend_id: String::new(),
+            model_name: String::new(),
+            additional_salt: String::new(),
+            lora_name: String::new(),
+            block_size: 0,
+            dp_rank: None,
             legacy: true,
             object_key: true,
             capacity: 65536,
@@ -168,8 +197,10 @@ impl Default for MasterConfig {
             rpc_threads: 0,
             max_threads: 16,
             rpc_idle: None,
+            connection_bytes: None,
             metrics_host: "0.0.0.0".into(),
             metrics_port: 9003,
+            allowed_hosts: AllowedHosts::default(),
             metric_reporting: true,
             metadata: None,
             clean_up: None,
@@ -190,7 +221,7 @@ impl Default for MasterConfig {
 
 impl Default for MetadataServerConfig {
     fn default() -> Self {
-        Self { host: "0.0.0.0".into(), port: 8080, kept_in: None }
+        Self { host: "0.0.0.0".into(), port: 8080, token: HttpToken::default(), storage_url: None }
     }
 }
 
@@ -199,6 +230,16 @@ impl MasterConfig {
     pub fn worker_threads(&self) -> usize {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         if self.rpc_threads == 0 { cores.min(self.max_threads) } else { self.rpc_threads }
+    }
+
+    /// Returns the names by which pages may call the HTTP servers: the given ones, those that the
+    /// servers listen at, and that of this machine.
+    pub fn own_hosts(&self) -> AllowedHosts {
+        let mut hosts = self.allowed_hosts.clone().with(&self.rpc_address).with(&self.metrics_host);
+        if let Some(metadata) = &self.metadata {
+            hosts = hosts.with(&metadata.host);
+        }
+        hosts.with_own_name()
     }
 
     /// Returns the log filter for `tracing_subscriber`: [`MasterConfig::log_filter`] if set, else

@@ -10,7 +10,7 @@ mod settings;
 pub(crate) mod tenants;
 mod values;
 
-pub use self::flags::{Flag, GROUPS, Group, flag_named, flags, variable_of};
+pub use self::flags::{Flag, GROUPS, Group, flag_by_name, flags, variable_of};
 pub use self::master::{
     CleanUpConfig, EventsConfig, MasterConfig, MastersConfig, MetadataServerConfig, SnapshotConfig,
 };
@@ -54,6 +54,38 @@ mod tests {
     }
 
     #[test]
+    fn a_lease_too_short_to_read_under_is_noted() {
+        for (given, lease, unprotected, notes) in
+            [("0", 1000, 1000, 1), ("1ms", 1000, 999, 1), ("49", 1000, 951, 1), ("50", 50, 0, 0)]
+        {
+            let mut settings = Settings::default();
+            settings.command_line("default_kv_lease_ttl", given).unwrap();
+            let options = settings.config().unwrap().options;
+            let millis = (options.lease_ttl.as_millis(), options.unprotected_lease.as_millis());
+            assert_eq!(millis, (lease, unprotected), "{given}");
+            assert_eq!(settings.notes().len(), notes, "{given}: {:?}", settings.notes());
+        }
+    }
+
+    /// Every flag with a number refuses values that no number of its kind has.
+    #[test]
+    fn numbers_that_make_no_sense_are_refused_by_name() {
+        let is_number = |text: &str| text.starts_with(|c: char| c.is_ascii_digit());
+        for flag in flags().filter(|flag| is_number(flag.default) && !flag.default.contains("0.0.0.0")) {
+            // An idle flag of glog may be negative.
+            let negative =
+                ["-1", "-9223372036854775808", "-0.5"].iter().filter(|_| flag.name != "logbuflevel");
+            let huge = ["18446744073709551616", "99999999999999999999999999", "1e400", "nan", "inf"];
+            let idle = matches!(flag.effect, Effect::Idle(..));
+            let large = ["18446744073709551615", "9223372036854775808"].iter().filter(|_| !idle);
+            for value in negative.chain(&huge).chain(large) {
+                let error = error(flag.name, value);
+                assert!(error.contains(flag.name) && error.contains(value), "{}={value}: {error}", flag.name);
+            }
+        }
+    }
+
+    #[test]
     fn an_older_allocator_is_taken_as_another_and_said_to_be() {
         let mut settings = Settings::default();
         settings.command_line("memory_allocator", "cachelib").unwrap();
@@ -86,13 +118,19 @@ mod tests {
             ("memory_allocator", "slab", "unknown allocator"),
             ("eviction_policy", "arc", "unknown"),
             ("put_start_release_timeout_sec", "30", "put_start_discard_timeout_sec"),
-            ("default_kv_soft_pin_ttl", "25h", "max_kv_soft_pin_ttl"),
+            ("default_kv_soft_pin_ttl", "169h", "max_kv_soft_pin_ttl"),
             ("rpc_port", "65536", "too large"),
             ("rpc_enable_tcp_no_delay", "false", "leave it out"),
             ("rpc_interface", "no-such-if0", "no-such-if0"),
             ("enable_ha", "true", "--enable_ha needs --etcd_endpoints"),
             ("enable_oplog", "true", "standbys need no oplog"),
-            ("max_threads", "0", "must not be 0"),
+            ("enable_oplog_snapshot", "true", "standbys need no oplog"),
+            ("weight_import_idle_timeout_ms", "0", "must not be 0"),
+            ("weight_management_oplog_capability_confirmed", "true", "a snapshot keeps the records"),
+            ("tenant_eviction_high_watermark_ratio", "1.1", "between 0 and 1"),
+            ("handler_worker_thread_num", "-1", "must not be negative"),
+            ("snapshot_chunk_object_count", "many", "invalid digit"),
+            ("max_threads", "0", "is not from 1 to"),
             ("offload_cap_ratio", "much", "must be a number"),
             ("cluster_id", "a b", "A-Z"),
             ("metrics_host", "", "empty"),
@@ -139,6 +177,89 @@ mod tests {
         let v6 = with(&[("kv_events_bind_endpoint", "tcp://[::1]:*"), ("kv_events_backend_id", "a")]);
         assert_eq!(v6.unwrap(), Some(EventsConfig { host: "[::1]".into(), port: 0, ..wanted }));
         assert_eq!(MasterConfig::from_flags([at]).unwrap().events, None);
+        let fields = with(&[
+            at,
+            ("kv_events_backend_id", "a"),
+            ("kv_events_model_name", "m"),
+            ("kv_events_additional_salt", "s"),
+            ("kv_events_lora_name", "l"),
+            ("kv_events_block_size", "64"),
+            ("kv_events_dp_rank", "0"),
+        ]);
+        let wanted = EventsConfig {
+            backend_id: "a".into(),
+            model_name: "m".into(),
+            additional_salt: "s".into(),
+            lora_name: "l".into(),
+            block_size: 64,
+            dp_rank: Some(0),
+            ..EventsConfig::default()
+        };
+        assert_eq!(fields.unwrap(), Some(wanted));
+    }
+
+    #[test]
+    fn a_token_is_not_printed() {
+        let mut settings = Settings::default();
+        let on = "enable_http_metadata_server";
+        settings.command_line(on, "true").unwrap();
+        assert!(settings.config().unwrap().metadata.unwrap().token.is_empty());
+        settings.environment(&Environment::from_iter([("MC_METADATA_HTTP_TOKEN", "secret")]));
+        assert_eq!(settings.config().unwrap().metadata.unwrap().token, "secret".into());
+        let printed = settings.to_string();
+        assert!(!printed.contains("secret") && printed.contains("\n# metadata_http_token: "), "{printed}");
+        settings.command_line("metadata_http_token", "a b").unwrap();
+        let error = settings.config().unwrap_err();
+        assert!(
+            error.message().contains("MC_METADATA_HTTP_TOKEN") && !error.message().contains("a b"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_suspicion_is_opt_in() {
+        let liveness = |flags: &[(&'static str, &'static str)]| {
+            let options = MasterConfig::from_flags(flags.iter().copied()).unwrap().options;
+            (options.client_ttl.as_secs(), options.client_suspicion.as_secs())
+        };
+        let (old, active, suspicion) = ("client_ttl", "client_active_ttl_sec", "client_suspicion_ttl_sec");
+        assert_eq!(liveness(&[]), (10, 0));
+        assert_eq!(liveness(&[(old, "4")]), (4, 0));
+        assert_eq!(liveness(&[(active, "3")]), (3, 3));
+        assert_eq!(liveness(&[(old, "4"), (active, "3")]), (3, 3));
+        assert_eq!(liveness(&[(suspicion, "20")]), (10, 20));
+        assert_eq!(liveness(&[(old, "4"), (suspicion, "20")]), (4, 20));
+        assert_eq!(liveness(&[(active, "3"), (suspicion, "4")]), (3, 4));
+        for name in [active, suspicion] {
+            assert!(error(name, "0").contains("must be more than 0"), "{}", error(name, "0"));
+        }
+        let mut settings = Settings::default();
+        settings.command_line(old, "4").unwrap();
+        settings.command_line(active, "4").unwrap();
+        assert!(settings.notes().is_empty(), "{:?}", settings.notes());
+        settings.command_line(active, "3").unwrap();
+        let notes = settings.notes();
+        assert!(
+            notes.len() == 1 && notes[0].starts_with("client_ttl=4 (command line) has no effect"),
+            "{notes:?}"
+        );
+    }
+
+    #[test]
+    fn leases_of_leaders_have_limits() {
+        let lease = |text: &'static str| {
+            let several = [("enable_ha", "true"), ("etcd_endpoints", "127.0.0.1:1")];
+            let config =
+                MasterConfig::from_flags(several.into_iter().chain([("ha_leader_lease_ttl_sec", text)]));
+            config.map(|config| config.masters.unwrap().lease)
+        };
+        for seconds in ["2", "5", "60"] {
+            assert_eq!(lease(seconds).unwrap(), Duration::from_secs(seconds.parse().unwrap()));
+        }
+        for wrong in ["1", "61", "0", "x"] {
+            let error = lease(wrong).unwrap_err();
+            assert!(error.message().contains("--ha_leader_lease_ttl_sec"), "{error}");
+        }
     }
 
     #[test]

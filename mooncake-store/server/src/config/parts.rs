@@ -3,10 +3,12 @@
 use std::time::Duration;
 
 use mooncake_core::fault_injection::is_planted;
-use mooncake_core::settings::values::{any, number, optional, ratio, seconds, switch, text};
+use mooncake_core::settings::values::{
+    Parsed, any, count, number, optional, ratio, seconds, switch, text, within,
+};
 use mooncake_core::{Error, Result};
-use mooncake_master::{DiskOptions, FileOptions, GRANT_USE, HotOptions, PromotionOptions};
-use mooncake_metadata::FOLDER;
+use mooncake_master::{DiskOptions, FileOptions, GRANT_USE, HotOptions, MasterOptions, PromotionOptions};
+use mooncake_metadata::{FOLDER, HttpToken};
 
 use super::settings::Settings;
 use super::values::{cluster_id, endpoint};
@@ -28,6 +30,7 @@ impl Settings {
         if self.is_given("logtostderr") && self.on("logtostderr")? {
             config.log_dir = None;
         }
+        self.set_liveness(&mut config.options)?;
         config.options.disks = self.disks()?;
         config.options.files = self.files(&config.cluster_id)?;
         config.options.hot = self.hot()?;
@@ -61,6 +64,15 @@ impl Settings {
         self.value(name).is_some_and(|value| value.origin != Origin::Default)
     }
 
+    /// Sets the times after which clients are suspected and expire.
+    fn set_liveness(&self, options: &mut MasterOptions) -> Result<()> {
+        let active = self.read("client_active_ttl_sec", optional_seconds)?;
+        let suspicion = self.read("client_suspicion_ttl_sec", optional_seconds)?;
+        options.client_ttl = active.unwrap_or(options.client_ttl);
+        options.client_suspicion = suspicion.or(active).unwrap_or_default();
+        Ok(())
+    }
+
     fn log_level(&self) -> Result<&'static str> {
         let least = match self.read("minloglevel", number)? {
             0 => "info",
@@ -77,13 +89,13 @@ impl Settings {
     fn disks(&self) -> Result<Option<DiskOptions>> {
         let promotion = PromotionOptions {
             threshold: self.read("promotion_admission_threshold", number)?,
-            queue_limit: self.read("promotion_queue_limit", number)?,
-            per_heartbeat: self.read("promotion_max_per_heartbeat", number)?,
+            queue_limit: self.read("promotion_queue_limit", count)?,
+            per_heartbeat: self.read("promotion_max_per_heartbeat", count)?,
         };
         let disks = DiskOptions {
             on_evict: self.on("offload_on_evict")?,
             force_evict: self.on("offload_force_evict")?,
-            queue_limit: self.read("offloading_queue_limit", number)?,
+            queue_limit: self.read("offloading_queue_limit", count)?,
             queue_part: self.read("offload_cap_ratio", ratio)?,
             promotion: self.on("promotion_on_hit")?.then_some(promotion),
         };
@@ -92,11 +104,11 @@ impl Settings {
 
     fn files(&self, cluster: &str) -> Result<Option<FileOptions>> {
         let parent = self.text("root_fs_dir")?;
-        let capacity: u64 = self.read("global_file_segment_size", number)?;
+        let capacity = self.read("global_file_segment_size", file_bytes)?;
         let files = FileOptions {
             dir: format!("{}/{cluster}", parent.trim_end_matches('/')),
             evict: self.on("enable_disk_eviction")?,
-            quota: self.read("quota_bytes", number)?,
+            quota: self.read("quota_bytes", file_bytes)?,
             capacity: if capacity == i64::MAX as u64 { 0 } else { capacity },
         };
         if parent.is_empty() {
@@ -113,13 +125,13 @@ impl Settings {
             "enforce" => Ok(Some(true)),
             _ => Err("must be off, observe or enforce".into()),
         })?;
-        let replicas: usize = self.read("dynamic_replication_max_memory_replicas", number)?;
+        let replicas = self.read("dynamic_replication_max_memory_replicas", count)?;
         let hot = HotOptions {
             enforce: mode == Some(true),
             window: self
                 .read("dynamic_replication_heat_window_seconds", seconds)?
                 .max(Duration::from_secs(1)),
-            reads_per_second: self.read("dynamic_replication_admission_qps_threshold", number)?,
+            reads_per_second: self.read("dynamic_replication_admission_qps_threshold", reads_per_second)?,
             max_replicas: replicas.max(1),
         };
         Ok(mode.map(|_| hot))
@@ -129,9 +141,17 @@ impl Settings {
         let server = MetadataServerConfig {
             host: self.read("http_metadata_server_host", text)?,
             port: self.read("http_metadata_server_port", number)?,
-            kept_in: self.read("http_metadata_server_kept_in", optional)?,
+            token: self.metadata_token()?,
+            storage_url: self.read("http_metadata_server_kept_in", optional)?,
         };
         Ok(self.on("enable_http_metadata_server")?.then_some(server))
+    }
+
+    /// Returns the token of the metadata service.
+    fn metadata_token(&self) -> Result<HttpToken> {
+        let token: HttpToken = self.read("metadata_http_token", any)?;
+        token.check()?;
+        Ok(token)
     }
 
     fn tenants(&self, cluster: &str) -> Result<Option<TenantPolicy>> {
@@ -154,6 +174,7 @@ impl Settings {
     }
 
     fn masters(&self) -> Result<Option<MastersConfig>> {
+        let lease = self.read("ha_leader_lease_ttl_sec", leader_lease)?;
         if !self.on("enable_ha")? {
             return Ok(None);
         }
@@ -177,7 +198,7 @@ impl Settings {
                 "--enable_ha: the election of masters supports etcd only; {etcd} serves one process at a time"
             )));
         }
-        Ok(Some(MastersConfig { etcd }))
+        Ok(Some(MastersConfig { etcd, lease }))
     }
 
     fn snapshots(&self, cluster: &str) -> Result<Option<SnapshotConfig>> {
@@ -186,7 +207,7 @@ impl Settings {
             restore: self.on("enable_snapshot_restore")?,
             interval: self.read("snapshot_interval_seconds", seconds)?,
             limit: self.read("snapshot_child_timeout_seconds", seconds)?,
-            keep: self.read("snapshot_retention_count", number)?,
+            keep: self.read("snapshot_retention_count", count)?,
             folder: self.read("snapshot_local_path", any)?,
             backup: self.read("snapshot_backup_dir", optional)?,
         };
@@ -244,7 +265,7 @@ impl Settings {
             Some(url) if !url.starts_with("http://") => Err(Error::invalid(format!(
                 "--metadata_server={url}: only http:// servers can be cleaned up"
             ))),
-            _ => Ok(Some(CleanUpConfig { server, cluster_id })),
+            _ => Ok(Some(CleanUpConfig { server, token: self.metadata_token()?, cluster_id })),
         }
     }
 
@@ -255,7 +276,13 @@ impl Settings {
         })?;
         let events = EventsConfig {
             backend_id: self.text("kv_events_backend_id")?,
-            capacity: self.read("kv_events_queue_capacity", number)?,
+            model_name: self.text("kv_events_model_name")?,
+            additional_salt: self.text("kv_events_additional_salt")?,
+            lora_name: self.text("kv_events_lora_name")?,
+            block_size: self.read("kv_events_block_size", event_number)?,
+            dp_rank: Some(self.read("kv_events_dp_rank", event_number)?)
+                .filter(|_| self.is_given("kv_events_dp_rank")),
+            capacity: self.read("kv_events_queue_capacity", count)?,
             legacy: self.on("kv_events_emit_legacy_compat")?,
             object_key: self.on("kv_events_emit_object_key")?,
             ..EventsConfig::default()
@@ -277,6 +304,42 @@ impl Settings {
     }
 }
 
+/// Parses a time above 0 in seconds, if there is one.
+fn optional_seconds(text: &str) -> Parsed<Option<Duration>> {
+    match text {
+        "" => Ok(None),
+        text => match seconds(text)? {
+            Duration::ZERO => Err("must be more than 0".into()),
+            time => Ok(Some(time)),
+        },
+    }
+}
+
+/// Parses a size of files; the largest is the default of a flag of Mooncake C++.
+fn file_bytes(text: &str) -> Parsed<u64> {
+    within(text, 0, i64::MAX as u64)
+}
+
+/// Parses a number in events.
+fn event_number(text: &str) -> Parsed<u64> {
+    within(text, 0, u32::MAX.into())
+}
+
+/// Parses the lease of a leader.
+fn leader_lease(text: &str) -> Parsed<Duration> {
+    match seconds(text)? {
+        lease if (Duration::from_secs(2)..=Duration::from_secs(60)).contains(&lease) => Ok(lease),
+        _ => Err("must be from 2 to 60 seconds".into()),
+    }
+}
+
+fn reads_per_second(text: &str) -> Parsed<f64> {
+    match number(text) {
+        Ok(rate) if rate > 0.0 && rate <= 1e9 => Ok(rate),
+        _ => Err("must be a number above 0, at most 1000000000".into()),
+    }
+}
+
 /// Checks that the stores of several masters can be shared by several processes.
 fn check_shared(config: &MasterConfig) -> Result<()> {
     let snapshots = config.snapshots.as_ref().and_then(SnapshotConfig::own);
@@ -284,7 +347,7 @@ fn check_shared(config: &MasterConfig) -> Result<()> {
         Some(TenantPolicy::Own { url, .. }) => Some(url.as_str()),
         _ => None,
     };
-    let metadata = config.metadata.as_ref().and_then(|server| server.kept_in.as_deref());
+    let metadata = config.metadata.as_ref().and_then(|server| server.storage_url.as_deref());
     match snapshots.or(tenants).or(metadata) {
         None => Ok(()),
         Some(url) => Err(Error::invalid(format!(

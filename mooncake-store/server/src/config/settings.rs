@@ -10,7 +10,7 @@ use mooncake_core::settings::values::Parsed;
 use mooncake_core::{Error, Result};
 
 use super::MasterConfig;
-use super::flags::{Flag, PREFIX, flag_named, flags, variable_of};
+use super::flags::{Flag, PREFIX, flag_by_name, flags, variable_of};
 use super::values::nearest;
 use mooncake_client::MAX_TIMEOUT;
 use mooncake_master::GRANT_USE;
@@ -77,7 +77,7 @@ impl Settings {
     /// # Errors
     /// `INVALID_PARAMS` with the nearest known name if the flag is unknown.
     pub fn command_line(&mut self, name: &str, value: &str) -> Result<()> {
-        match flag_named(name) {
+        match flag_by_name(name) {
             Some(flag) => self.set(flag, name, value, Origin::CommandLine),
             None => return Err(unknown(&format!("flag --{name}"), name, "--", "--help lists all")),
         }
@@ -89,7 +89,7 @@ impl Settings {
     /// # Errors
     /// `INVALID_PARAMS` with the nearest known key if the key is unknown.
     pub fn file(&mut self, path: &Arc<PathBuf>, key: &str, value: &str) -> Result<()> {
-        match flag_named(key).filter(|flag| flag.name != "config_path") {
+        match flag_by_name(key).filter(|flag| flag.name != "config_path") {
             Some(flag) => self.set(flag, key, value, Origin::File(path.clone())),
             None => {
                 let what = format!("key {key:?} in {}", path.display());
@@ -173,7 +173,33 @@ impl Settings {
                 MAX_TIMEOUT.as_secs()
             )
         });
-        self.notes.iter().cloned().chain(idle).chain(older).chain(short).collect()
+        let is_set = |setting: &&FlagValue| setting.flag.name == "default_kv_lease_ttl";
+        let lease = self.settings.iter().find(is_set).and_then(|setting| {
+            let mut config = MasterConfig::default();
+            setting.flag.apply(&mut config, &setting.value).ok()?;
+            (!config.options.unprotected_lease.is_zero()).then(|| {
+                format!(
+                    "default_kv_lease_ttl={} ({}): the lease is too short to read under, so \
+                     objects may be removed and evicted while they are read; their space is reused \
+                     after {} ms",
+                    setting.value,
+                    setting.origin,
+                    config.options.lease_ttl.as_millis()
+                )
+            })
+        });
+        let given = |name: &str| self.value(name).filter(|setting| setting.origin != Origin::Default);
+        let overruled = given("client_ttl").zip(given("client_active_ttl_sec"));
+        let overruled =
+            overruled.filter(|(older, newer)| older.value != newer.value && !newer.value.is_empty());
+        let overruled = overruled.map(|(older, newer)| {
+            format!(
+                "client_ttl={} ({}) has no effect: client_active_ttl_sec={} ({}) replaces it",
+                older.value, older.origin, newer.value, newer.origin
+            )
+        });
+        let notes = self.notes.iter().cloned().chain(idle).chain(older).chain(short);
+        notes.chain(lease).chain(overruled).collect()
     }
 
     /// Parses the value of a flag.
@@ -213,8 +239,11 @@ impl fmt::Display for Settings {
         for FlagValue { flag, value, origin, .. } in &self.settings {
             // The name of the file does not belong into the file.
             let hidden = if flag.name == "config_path" { "# " } else { "" };
+            // A secret does not belong there either.
+            let is_secret = flag.name == "metadata_http_token" && !value.is_empty();
+            let (hidden, value) = if is_secret { ("# ", "(hidden)") } else { (hidden, value.as_str()) };
             // A JSON string is a YAML string.
-            let value = serde_json::Value::from(value.as_str());
+            let value = serde_json::Value::from(value);
             let value = match value.as_str() {
                 Some(plain) if is_plain(plain) => plain.to_owned(),
                 _ => value.to_string(),

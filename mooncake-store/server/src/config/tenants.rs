@@ -3,13 +3,14 @@
 mod directory;
 mod yaml;
 
-use std::io::Write as _;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use mooncake_core::{Error, ErrorCode, Result};
 
 use self::yaml::{parse, text};
 use mooncake_master::{TenantInfo, TenantQuota};
+use mooncake_transport::private_files::{FileMode, Folder};
 
 /// Location of the tenants' policy. The policy is a YAML document: `version: 1` and a list
 /// `tenants` of `name` and `quota`. A quota is in bytes or has a unit KB, MB, GB or TB (powers of
@@ -106,12 +107,11 @@ fn write_policy(path: &Path, tenants: &[TenantInfo]) -> Result<()> {
         let what = format!("cannot write the tenants to {}: {error}", path.display());
         Error::new(ErrorCode::PersistentFail, what)
     };
-    let new = path.with_extension("new");
     let write = || {
-        let mut file = std::fs::File::create(&new)?;
-        file.write_all(text.as_bytes())?;
-        file.sync_all()?;
-        std::fs::rename(&new, path)
+        // The file has neither keys nor values. It keeps the permissions that the operator gave it.
+        let bits = std::fs::metadata(path).map_or(0o600, |about| about.mode() & 0o664 | 0o600);
+        let (folder, name) = Folder::around(path)?;
+        folder.replace_synced(name, text.as_bytes(), FileMode::new(bits).unwrap_or(FileMode::PRIVATE))
     };
     write().map_err(refuse)
 }

@@ -6,7 +6,7 @@ use mooncake_core::replica::Segment;
 use parking_lot::Mutex;
 
 /// Maximum number of names.
-const MOST: usize = 1 << 16;
+const MAX_NAMES: usize = 1 << 16;
 
 /// Segment names of expired clients, which other clients may take.
 #[derive(Debug, Default)]
@@ -16,7 +16,7 @@ impl ExpiredClients {
     /// Adds the segments of clients that have expired.
     pub(super) fn note(&self, segments: &[Segment]) {
         let mut names = self.0.lock();
-        if names.len() + segments.len() > MOST {
+        if names.len() + segments.len() > MAX_NAMES {
             names.clear();
         }
         names.extend(segments.iter().map(|segment| segment.name.clone()));

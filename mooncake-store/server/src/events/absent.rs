@@ -32,7 +32,7 @@ impl Feed {
 }
 
 impl Journal for Feed {
-    fn stored(&self, _: &str, _: &ObjectKey, _: &str) {
+    fn stored(&self, _: &str, _: &ObjectKey, _: &str, _: Option<&[u8]>) {
         match *self {}
     }
 

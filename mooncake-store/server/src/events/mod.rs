@@ -93,15 +93,16 @@ pub(super) async fn start(
     });
     let tasks = [
         tokio::spawn(feed.clone().publish()),
-        tokio::spawn(subscribers::accept(listener, feed.subscribers.clone(), subscribers::MOST)),
+        tokio::spawn(subscribers::accept(listener, feed.subscribers.clone(), subscribers::MAX_SUBSCRIBERS)),
     ];
     Ok((feed, Publisher { tasks }, at))
 }
 
 impl Feed {
-    fn push(&self, stored: bool, tenant: &str, key: &ObjectKey, group: &str) {
+    fn push(&self, stored: bool, tenant: &str, key: &ObjectKey, group: &str, session: Option<&[u8]>) {
         let tenant = if tenant == DEFAULT_TENANT { DEFAULT_TENANT.into() } else { tenant.to_owned().into() };
-        let event = Event { stored, tenant, key: key.clone(), group: group.to_owned() };
+        let (group, session) = (group.to_owned(), session.map(Box::from));
+        let event = Event { stored, tenant, key: key.clone(), group, session };
         let mut queue = self.queue.lock();
         if self.config.capacity != 0 && queue.events.len() >= self.config.capacity {
             queue.events.pop_front();
@@ -170,11 +171,11 @@ impl Feed {
 }
 
 impl Journal for Feed {
-    fn stored(&self, tenant: &str, key: &ObjectKey, group: &str) {
-        self.push(true, tenant, key, group);
+    fn stored(&self, tenant: &str, key: &ObjectKey, group: &str, session: Option<&[u8]>) {
+        self.push(true, tenant, key, group, session);
     }
 
     fn removed(&self, tenant: &str, key: &ObjectKey, group: &str) {
-        self.push(false, tenant, key, group);
+        self.push(false, tenant, key, group, None);
     }
 }

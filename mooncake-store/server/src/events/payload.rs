@@ -17,6 +17,8 @@ pub(super) struct Event {
     pub(super) tenant: Cow<'static, str>,
     pub(super) key: ObjectKey,
     pub(super) group: String,
+    /// Session that wrote the object.
+    pub(super) session: Option<Box<[u8]>>,
 }
 
 /// Name of the only tier, as in the events of vLLM.
@@ -116,6 +118,7 @@ fn fields<'a>(
 ) -> Vec<(&'static str, Field<'a>)> {
     let (name, block) = if event.stored { ("stored", "BlockStored") } else { ("removed", "BlockRemoved") };
     let text = |text: &'a str| if text.is_empty() { Field::Nil } else { Field::Text(text) };
+    let number = |number: Option<u64>| number.map_or(Field::Nil, Field::Number);
     let mut fields = vec![
         ("event_id", Field::Number(id)),
         ("timestamp", Field::Number(wall_ms)),
@@ -125,21 +128,21 @@ fn fields<'a>(
         fields.push(("type", Field::Text(block)));
     }
     fields.extend([
-        ("model_name", Field::Nil),
-        ("block_size", Field::Nil),
-        ("additional_salt", Field::Nil),
-        ("lora_name", Field::Nil),
+        ("model_name", text(&config.model_name)),
+        ("block_size", number(Some(config.block_size).filter(|size| *size != 0))),
+        ("additional_salt", text(&config.additional_salt)),
+        ("lora_name", text(&config.lora_name)),
         ("tenant_id", Field::Text(&event.tenant)),
         ("backend_id", Field::Text(&config.backend_id)),
         ("medium", Field::Text(MEDIUM)),
-        ("dp_rank", Field::Nil),
+        ("dp_rank", number(config.dp_rank)),
         ("group_id", text(&event.group)),
     ]);
     let key = event.key.as_bytes();
+    // Use a text where possible; subscribers that expect a text may reject other bytes.
+    let name = |name: &'a [u8]| str::from_utf8(name).map_or(Field::Bytes(name), Field::Text);
     if config.object_key {
-        // Use a text where possible; subscribers that expect a text may reject other bytes.
-        let field = str::from_utf8(key).map_or(Field::Bytes(key), Field::Text);
-        fields.push(("object_key", field));
+        fields.push(("object_key", name(key)));
     }
     let hash = hash_of(key);
     fields.push(("seq_hashes", Field::Hashes(hash)));
@@ -148,6 +151,7 @@ fn fields<'a>(
     }
     if event.stored {
         fields.extend([
+            ("session_id", event.session.as_deref().map_or(Field::Nil, name)),
             ("base_block_idx", Field::Number(0)),
             ("parent_hash", Field::Nil),
             ("token_ids", Field::Nil),
@@ -195,6 +199,20 @@ mod tests {
             assert_eq!(hash_of(key.as_bytes()), hash, "{key}");
         }
         assert_eq!(hash_of(&[0xff]), None);
+    }
+
+    #[test]
+    fn a_session_without_text_is_bytes() {
+        let has = |session: Option<&[u8]>, encoded: &[u8]| {
+            let key = ObjectKey::new("k").unwrap();
+            let (tenant, group, session) = ("default".into(), String::new(), session.map(Box::from));
+            let event = Event { stored: true, tenant, key, group, session };
+            let encoded = [b"\xaasession_id", encoded].concat();
+            let payload = payload(&EventsConfig::default(), 1, &[(1, event)]);
+            payload.windows(encoded.len()).any(|part| part == encoded)
+        };
+        assert!(has(Some(b"\xff"), &[0xc4, 1, 0xff]) && has(Some(b"a"), &[0xa1, b'a']));
+        assert!(has(Some(b""), &[0xa0]) && has(None, &[0xc0]));
     }
 
     #[test]

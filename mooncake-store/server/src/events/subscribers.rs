@@ -19,7 +19,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
 
 /// Maximum number of subscribers.
-pub(super) const MOST: usize = 256;
+pub(super) const MAX_SUBSCRIBERS: usize = 256;
 /// Timeout of the handshake.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// Maximum length of a frame from a subscriber, in bytes.
@@ -36,8 +36,9 @@ const COMMAND: u8 = 4;
 #[derive(Clone, Debug, Default)]
 pub(super) struct Subscribers(Arc<Mutex<Vec<Arc<Subscriber>>>>);
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Subscriber {
+    slot: ConnectionSlot,
     waiting: Mutex<Waiting>,
     filled: Notify,
 }
@@ -58,6 +59,7 @@ impl Subscribers {
             if waiting.subscribed > 0 && waiting.bytes + message.len() <= BACKLOG {
                 waiting.bytes += message.len();
                 waiting.messages.push_back(message.clone());
+                subscriber.slot.hold(waiting.bytes);
                 subscriber.filled.notify_one();
             }
         }
@@ -65,17 +67,18 @@ impl Subscribers {
 
     /// Serves one subscriber until its connection ends. A subscriber is idle while it neither sends
     /// a request nor receives a message.
-    async fn serve(&self, mut stream: ParentOnly<TcpStream>, slot: &ConnectionSlot) -> io::Result<()> {
+    async fn serve(&self, mut stream: ParentOnly<TcpStream>, slot: ConnectionSlot) -> io::Result<()> {
         net::keep_connection(&stream)?;
         let (mut input, mut output) = stream.split();
         let shaken = tokio::time::timeout(HANDSHAKE, handshake(&mut input, &mut output));
         shaken.await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
-        let subscriber = Arc::new(Subscriber::default());
+        let (waiting, filled) = Default::default();
+        let subscriber = Arc::new(Subscriber { slot, waiting, filled });
         self.0.lock().push(subscriber.clone());
         let _listed = Listed { all: self, subscriber: &subscriber };
         tokio::select! {
-            outcome = listen(&subscriber, &mut input, slot) => outcome,
-            outcome = write(&subscriber, &mut output, slot) => outcome,
+            outcome = listen(&subscriber, &mut input) => outcome,
+            outcome = write(&subscriber, &mut output) => outcome,
         }
     }
 }
@@ -95,18 +98,13 @@ impl Drop for Listed<'_> {
 
 /// Accepts subscribers and serves each of them.
 pub(super) async fn accept(listener: ParentOnly<TcpListener>, subscribers: Subscribers, most: usize) {
-    let mut connections = Connections::new(ListenerLimits {
-        name: "events",
-        slots: most,
-        descriptor_share: 16,
-        request: None,
-        idle: None,
-    });
+    let mut connections = Connections::new(ListenerLimits::new("events", most, 16));
     loop {
         let (stream, from) = connections.accept(|cx| listener.poll_accept(cx)).await;
         let subscribers = subscribers.clone();
         connections.admit(|slot| async move {
-            if let Err(error) = subscribers.serve(ParentOnly::new(stream), &slot).await {
+            slot.set_peer(from);
+            if let Err(error) = subscribers.serve(ParentOnly::new(stream), slot).await {
                 tracing::debug!(%from, %error, "subscriber of events disconnected");
             }
         });
@@ -134,10 +132,10 @@ async fn handshake(input: &mut ReadHalf<'_>, output: &mut WriteHalf<'_>) -> io::
 }
 
 /// Handles the subscriptions of a subscriber.
-async fn listen(subscriber: &Subscriber, input: &mut ReadHalf<'_>, slot: &ConnectionSlot) -> io::Result<()> {
+async fn listen(subscriber: &Subscriber, input: &mut ReadHalf<'_>) -> io::Result<()> {
     loop {
         let (flags, body) = frame(input).await?;
-        slot.wait_for_request();
+        subscriber.slot.wait_for_request();
         // Version 3.0 subscribes by a message, version 3.1 by a command.
         let (wants, topic) = if flags & COMMAND == 0 {
             match body.split_first() {
@@ -160,14 +158,25 @@ async fn listen(subscriber: &Subscriber, input: &mut ReadHalf<'_>, slot: &Connec
     }
 }
 
-async fn write(subscriber: &Subscriber, output: &mut WriteHalf<'_>, slot: &ConnectionSlot) -> io::Result<()> {
+async fn write(subscriber: &Subscriber, output: &mut WriteHalf<'_>) -> io::Result<()> {
+    let slot = &subscriber.slot;
     loop {
         let next = subscriber.waiting.lock().messages.pop_front();
         match next {
             Some(message) => {
-                output.write_all(&message).await?;
+                slot.begin_next();
+                let mut sent = 0;
+                while sent < message.len() {
+                    slot.wait_for_reader(message.len() as u64);
+                    sent += output.write(&message[sent..]).await?;
+                }
+                let mut waiting = subscriber.waiting.lock();
+                waiting.bytes -= message.len();
+                if waiting.bytes == 0 {
+                    slot.end_transfer();
+                }
                 slot.wait_for_request();
-                subscriber.waiting.lock().bytes -= message.len();
+                slot.hold(waiting.bytes);
             }
             None => subscriber.filled.notified().await,
         }

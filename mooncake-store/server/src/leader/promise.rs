@@ -15,7 +15,7 @@ use super::{Election, RETRY};
 
 /// Promises of earlier leaders as a new leader finds them, with its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct KeptPromise {
+pub(crate) struct StoredPromise {
     /// Longest promise of earlier leaders.
     pub(crate) earlier: Duration,
     own: Duration,
@@ -27,10 +27,10 @@ impl Election {
     /// Reads the longest promise of earlier leaders, and stores the longer one of that and `own`
     /// for the next leader. Waits as long as the metadata service does not respond, since a leader
     /// must not serve before.
-    pub(crate) async fn keep_promise(&self, own: Duration) -> KeptPromise {
+    pub(crate) async fn store_promise(&self, own: Duration) -> StoredPromise {
         loop {
-            match self.try_to_keep_promise(own).await {
-                Ok(kept) => return kept,
+            match self.try_store_promise(own).await {
+                Ok(stored) => return stored,
                 Err(error) => {
                     tracing::warn!(
                         "cannot read the leases of earlier leaders: {error}. key={}",
@@ -42,9 +42,9 @@ impl Election {
         }
     }
 
-    async fn try_to_keep_promise(&self, own: Duration) -> Result<KeptPromise> {
+    async fn try_store_promise(&self, own: Duration) -> Result<StoredPromise> {
         if is_planted("leader-keeps-no-promise") {
-            return Ok(KeptPromise { earlier: Duration::ZERO, own, revision: 0 });
+            return Ok(StoredPromise { earlier: Duration::ZERO, own, revision: 0 });
         }
         let found = self.directory.get(&self.promise_key).await?;
         let earlier = found.as_ref().map_or(Duration::ZERO, parse);
@@ -53,17 +53,17 @@ impl Election {
             Some(found) => self.write_promise(own, Expect::At(found.revision)).await?,
             None => self.write_promise(own, Expect::Absent).await?,
         };
-        Ok(KeptPromise { earlier, own, revision })
+        Ok(StoredPromise { earlier, own, revision })
     }
 
     /// Writes the leader's own promise as soon as all leases and grants of earlier leaders have
     /// expired, then waits for ever. A deposed leader writes nothing: the revision of the key has
     /// changed, or the leader no longer polls this future.
-    pub(crate) async fn lower_promise(&self, kept: KeptPromise) {
-        if kept.earlier > kept.own {
-            self.pace.sleep(kept.earlier).await;
+    pub(crate) async fn lower_promise(&self, stored: StoredPromise) {
+        if stored.earlier > stored.own {
+            self.pace.sleep(stored.earlier).await;
             if self.leadership.leads()
-                && let Err(error) = self.write_promise(kept.own, Expect::At(kept.revision)).await
+                && let Err(error) = self.write_promise(stored.own, Expect::At(stored.revision)).await
             {
                 // The longer promise remains, which only delays later leaders.
                 tracing::debug!(

@@ -104,12 +104,12 @@ impl Leases for Way {
         self.through(self.directory.take(key, value, time)).await
     }
 
-    async fn keep(&self, hold: &Hold) -> Result<bool> {
-        self.through(self.directory.keep(hold)).await
+    async fn renew(&self, hold: &Hold) -> Result<bool> {
+        self.through(self.directory.renew(hold)).await
     }
 
-    async fn let_go(&self, hold: Hold) -> Result<()> {
-        self.through(self.directory.let_go(hold)).await
+    async fn release(&self, hold: Hold) -> Result<()> {
+        self.through(self.directory.release(hold)).await
     }
 }
 
@@ -117,7 +117,7 @@ struct Master {
     leadership: Arc<Leadership>,
     trouble: Arc<Mutex<Trouble>>,
     frozen: bool,
-    told_to_stop: Arc<Mutex<bool>>,
+    stop_requested: Arc<Mutex<bool>>,
     /// Duration of the last work of a stopping master.
     last_work: Arc<Mutex<Duration>>,
     /// Leadership at the end of the last work.
@@ -135,11 +135,19 @@ struct Cluster {
     masters: Vec<Master>,
 }
 
+/// Duration of a lease where a test chooses no other.
+const LEASE: Duration = Duration::from_secs(5);
+
 impl Cluster {
     fn new(masters: usize) -> Self {
+        Self::under_leases(masters, LEASE)
+    }
+
+    /// Starts masters whose leader has a lease of this duration.
+    fn under_leases(masters: usize, lease: Duration) -> Self {
         let clock = Arc::new(ManualClock::new());
         let directory = Arc::new(MemoryMetadata::with_clock(clock.clone()));
-        let masters = (0..masters).map(|number| Master::new(&clock, &directory, number)).collect();
+        let masters = (0..masters).map(|number| Master::new(&clock, &directory, number, lease)).collect();
         Self { clock, directory, masters }
     }
 
@@ -192,33 +200,38 @@ impl Cluster {
 }
 
 impl Master {
-    fn new(clock: &Arc<ManualClock>, directory: &Arc<MemoryMetadata>, number: usize) -> Self {
+    fn new(
+        clock: &Arc<ManualClock>,
+        directory: &Arc<MemoryMetadata>,
+        number: usize,
+        lease: Duration,
+    ) -> Self {
         let (shared, pace) = (clock.clone(), || Simulated(clock.clone()));
-        let leadership = Arc::new(Leadership::among_several(shared));
+        let leadership = Arc::new(Leadership::among_several(shared, lease));
         let trouble = Arc::new(Mutex::new(Trouble::Nothing));
         let way = Way { directory: directory.clone(), pace: pace(), trouble: trouble.clone() };
         let mut election = Election::new(Arc::new(way), "c", format!("m{number}:1"), leadership.clone());
         election.pace = Arc::new(pace());
-        let told_to_stop = Arc::new(Mutex::new(false));
-        let told = told_to_stop.clone();
+        let stop_requested = Arc::new(Mutex::new(false));
+        let stop = stop_requested.clone();
         let (last_work, led_to_the_end) = (Arc::new(Mutex::new(Duration::ZERO)), Arc::new(Mutex::new(None)));
         let (takes, led, own) = (last_work.clone(), led_to_the_end.clone(), leadership.clone());
         let time = pace();
         let (promises, knew) = (Arc::new(Mutex::new(Duration::from_secs(30))), Arc::new(Mutex::new(None)));
-        let (own_promise, heard) = (promises.clone(), knew.clone());
+        let (own_promise, earlier) = (promises.clone(), knew.clone());
         let life = Box::pin(async move {
             loop {
                 let hold = election.win().await;
                 let promise = *own_promise.lock();
-                let kept = tokio::select! {
-                    kept = election.keep_promise(promise) => kept,
+                let stored = tokio::select! {
+                    stored = election.store_promise(promise) => stored,
                     () = election.lead(&hold) => continue,
                 };
-                *heard.lock() = Some(kept.earlier);
-                let stopped = poll_fn(|_| if *told.lock() { Poll::Ready(()) } else { Poll::Pending });
+                *earlier.lock() = Some(stored.earlier);
+                let stopped = poll_fn(|_| if *stop.lock() { Poll::Ready(()) } else { Poll::Pending });
                 tokio::select! {
                     () = election.lead(&hold) => {}
-                    () = election.lower_promise(kept) => {}
+                    () = election.lower_promise(stored) => {}
                     () = stopped => {
                         let work = async {
                             let takes = *takes.lock();
@@ -235,7 +248,7 @@ impl Master {
             leadership,
             trouble,
             frozen: false,
-            told_to_stop,
+            stop_requested,
             last_work,
             led_to_the_end,
             promises,
@@ -266,10 +279,30 @@ fn the_next_leads_as_soon_as_the_lease_of_a_dead_one_is_over() {
     assert_eq!(said.leader.map(|(at, _)| at), Some(format!("m{next}:1")), "the third has heard of it");
 }
 
+/// The lease of the leader decides when the next one leads, and how long a leader without its
+/// directory handles calls.
 #[test]
-fn who_is_told_to_stop_hands_over_at_once() {
+fn the_lease_can_be_chosen() {
+    for seconds in [2, 20] {
+        let lease = Duration::from_secs(seconds);
+        let mut cluster = Cluster::under_leases(2, lease);
+        cluster.run(lease * 2);
+        let leader = cluster.leader().unwrap();
+        cluster.run(lease * 2);
+        assert_eq!(cluster.leader(), Some(leader), "{lease:?}: it renews its lease");
+        cluster.masters[leader].frozen = true;
+        let (_, took) = cluster.until_another_leads(leader);
+        assert!(
+            took > lease - MARGIN - lease / 5 - 2 * STEP && took <= lease + 2 * STEP,
+            "{lease:?}: {took:?}"
+        );
+    }
+}
+
+#[test]
+fn stopping_leader_hands_over_at_once() {
     let (mut cluster, leader) = Cluster::led();
-    *cluster.masters[leader].told_to_stop.lock() = true;
+    *cluster.masters[leader].stop_requested.lock() = true;
     let (_, took) = cluster.until_another_leads(leader);
     assert!(took <= 2 * STEP, "{took:?}");
 }
@@ -280,7 +313,7 @@ fn who_is_told_to_stop_hands_over_at_once() {
 fn a_stopping_leader_leads_until_its_last_work_is_done() {
     let (mut cluster, leader) = Cluster::led();
     *cluster.masters[leader].last_work.lock() = 3 * LEASE;
-    *cluster.masters[leader].told_to_stop.lock() = true;
+    *cluster.masters[leader].stop_requested.lock() = true;
     let (_, took) = cluster.until_another_leads(leader);
     assert_eq!(*cluster.masters[leader].led_to_the_end.lock(), Some(true), "another led after {took:?}");
     assert!(took <= 3 * LEASE + 4 * STEP, "{took:?}");
@@ -291,7 +324,7 @@ fn a_stopping_leader_leads_until_its_last_work_is_done() {
 fn a_stopping_leader_that_is_cut_off_ends_its_work() {
     let (mut cluster, leader) = Cluster::led();
     *cluster.masters[leader].last_work.lock() = 3 * LEASE;
-    *cluster.masters[leader].told_to_stop.lock() = true;
+    *cluster.masters[leader].stop_requested.lock() = true;
     cluster.masters[leader].have(Trouble::CutOff);
     let (_, took) = cluster.until_another_leads(leader);
     assert!(took <= 2 * LEASE, "{took:?}");
@@ -360,7 +393,7 @@ fn whose_key_is_deleted_by_others_stops() {
 }
 
 /// Returns the promise in the metadata service.
-fn kept(cluster: &Cluster) -> Option<String> {
+fn stored_promise(cluster: &Cluster) -> Option<String> {
     let found = cluster.directory.get("mooncake-store/c/longest_promise_ms").now_or_never().unwrap();
     found.unwrap().map(|found| String::from_utf8_lossy(&found.value).into_owned())
 }
@@ -377,7 +410,7 @@ fn a_new_leader_knows_the_promises_of_the_one_before() {
     *cluster.masters[0].promises.lock() = seconds(300);
     cluster.run(2 * LEASE);
     assert_eq!(cluster.leader(), Some(0));
-    assert_eq!(kept(&cluster).as_deref(), Some("300000"));
+    assert_eq!(stored_promise(&cluster).as_deref(), Some("300000"));
 
     cluster.masters[1].frozen = false;
     cluster.masters[0].die();
@@ -391,9 +424,9 @@ fn a_new_leader_knows_the_promises_of_the_one_before() {
     cluster.run(2 * LEASE);
     assert_eq!(cluster.leader(), Some(2));
     assert_eq!(*cluster.masters[2].knew.lock(), Some(seconds(300)), "leases of the first may hold");
-    assert_eq!(kept(&cluster).as_deref(), Some("300000"));
+    assert_eq!(stored_promise(&cluster).as_deref(), Some("300000"));
     cluster.run(seconds(310));
-    assert_eq!(kept(&cluster).as_deref(), Some("30000"), "no lease of the first holds any more");
+    assert_eq!(stored_promise(&cluster).as_deref(), Some("30000"), "no lease of the first holds any more");
 }
 
 /// A leader that cannot read the promises of earlier leaders stays the leader, and does not begin
@@ -448,7 +481,7 @@ async fn the_pages_of_a_deposed_leader_say_nothing() {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     let clock = Arc::new(ManualClock::new());
-    let leadership = Arc::new(Leadership::among_several(clock.clone()));
+    let leadership = Arc::new(Leadership::among_several(clock.clone(), LEASE));
     leadership.extend(clock.now());
     let host = || "127.0.0.1".to_owned();
     let config = MasterConfig {
@@ -456,12 +489,12 @@ async fn the_pages_of_a_deposed_leader_say_nothing() {
         rpc_port: 0,
         metrics_host: host(),
         metrics_port: 0,
-        metadata: Some(MetadataServerConfig { host: host(), port: 0, kept_in: None }),
+        metadata: Some(MetadataServerConfig { host: host(), port: 0, ..MetadataServerConfig::default() }),
         ..MasterConfig::default()
     };
     let server = MasterServer::start_as(config, clock.clone(), leadership, Duration::ZERO).await.unwrap();
     let at = server.addresses();
-    let ask = async |port: Option<std::net::SocketAddr>, line: &str| {
+    let send = async |port: Option<std::net::SocketAddr>, line: &str| {
         let mut stream = tokio::net::TcpStream::connect(port.unwrap()).await.unwrap();
         let request = format!("{line} HTTP/1.1\r\nHost: h\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).await.unwrap();
@@ -472,15 +505,15 @@ async fn the_pages_of_a_deposed_leader_say_nothing() {
     };
     let pages = ["GET /get_all_keys", "GET /metrics", "GET /get_all_segments", "POST /api/v1/drain_jobs"];
     for page in pages {
-        assert_ne!(ask(at.admin, page).await.0, 503, "{page}");
+        assert_ne!(send(at.admin, page).await.0, 503, "{page}");
     }
-    assert_eq!(ask(at.metadata, "PUT /metadata?key=k").await.0, 200);
+    assert_eq!(send(at.metadata, "PUT /metadata?key=k").await.0, 200);
     clock.advance(LEASE - MARGIN);
     for page in pages {
-        assert_eq!(ask(at.admin, page).await.0, 503, "{page}");
+        assert_eq!(send(at.admin, page).await.0, 503, "{page}");
     }
-    assert_eq!(ask(at.metadata, "GET /metadata?key=k").await.0, 503);
-    assert_eq!(ask(at.admin, "GET /role").await, (200, "standby".to_owned()));
-    assert_eq!(ask(at.admin, "GET /health").await.0, 200);
+    assert_eq!(send(at.metadata, "GET /metadata?key=k").await.0, 503);
+    assert_eq!(send(at.admin, "GET /role").await, (200, "standby".to_owned()));
+    assert_eq!(send(at.admin, "GET /health").await.0, 200);
     server.stop().await;
 }

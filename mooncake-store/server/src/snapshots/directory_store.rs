@@ -13,7 +13,7 @@ use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_metadata::open_folder;
 use tokio::runtime::Handle;
 
-use super::format::{Sink, name};
+use super::format::{ORDER, Sink, add_to_order, name};
 
 /// Size of a part in bytes: small enough for one write, large enough that syncing does not
 /// dominate.
@@ -45,20 +45,32 @@ impl DirectoryStore {
     /// Those of the directory.
     pub(super) fn clear(&self) -> Result<()> {
         let unfinished = self.key("unfinished", "");
-        for (key, _) in self.ask(self.directory.list(&unfinished))? {
+        for (key, _) in self.block_on(self.directory.list(&unfinished))? {
             let Ok(number) = key[unfinished.len()..].parse() else { continue };
             // With the second key the snapshot is complete.
-            if self.ask(self.directory.get(&self.listed(number)))?.is_none() {
+            if self.block_on(self.directory.get(&self.listed(number)))?.is_none() {
                 self.remove_parts(number)?;
             }
-            self.ask(self.directory.delete(&key))?;
+            self.block_on(self.directory.delete(&key))?;
         }
         Ok(())
     }
 
+    /// Adds a master to the order of the masters. Returns those before it, the latest first.
+    ///
+    /// # Errors
+    /// Those of the directory.
+    pub(super) fn add_master(&self, own: u64) -> Result<Vec<u64>> {
+        let key = self.key(ORDER, "");
+        let before = self.block_on(self.directory.get(&key))?.map_or_else(Bytes::new, |found| found.value);
+        let (order, earlier) = add_to_order(&before, own);
+        self.block_on(self.directory.put(&key, order.into(), Expect::Any))?;
+        Ok(earlier)
+    }
+
     pub(super) fn numbers(&self) -> Vec<u64> {
         let listed = self.key("whole", "");
-        let found = self.ask(self.directory.list(&listed)).unwrap_or_else(|error| {
+        let found = self.block_on(self.directory.list(&listed)).unwrap_or_else(|error| {
             tracing::warn!(%error, "cannot list snapshots");
             Vec::new()
         });
@@ -78,11 +90,11 @@ impl DirectoryStore {
         let missing = |what: &str| {
             Error::new(ErrorCode::FileNotFound, format!("{}: {what} is missing", self.path(number).display()))
         };
-        let parts = self.ask(self.directory.get(&self.listed(number)))?.ok_or_else(|| missing("it"))?;
+        let parts = self.block_on(self.directory.get(&self.listed(number)))?.ok_or_else(|| missing("it"))?;
         let parts: Option<u64> = str::from_utf8(&parts.value).ok().and_then(|parts| parts.parse().ok());
         let mut bytes = Vec::new();
         for part in 0..parts.ok_or_else(|| missing("the number of parts"))? {
-            let found = self.ask(self.directory.get(&self.part(number, part)))?;
+            let found = self.block_on(self.directory.get(&self.part(number, part)))?;
             bytes.extend_from_slice(&found.ok_or_else(|| missing("a part"))?.value);
         }
         Ok(bytes)
@@ -101,7 +113,7 @@ impl DirectoryStore {
     ) -> Result<()> {
         let failed = |error: Error| Error::new(ErrorCode::PersistentFail, error.to_string());
         let set = |key: &str, value: Bytes| {
-            self.ask(self.directory.put(key, value, Expect::Any)).map(drop).map_err(failed)
+            self.block_on(self.directory.put(key, value, Expect::Any)).map(drop).map_err(failed)
         };
         let unfinished = self.unfinished(number);
         set(&unfinished, Bytes::new())?;
@@ -133,7 +145,7 @@ impl DirectoryStore {
             tracing::warn!(%error, "cannot remove parts of an abandoned snapshot");
             return written;
         }
-        if let Err(error) = self.ask(self.directory.delete(&unfinished)) {
+        if let Err(error) = self.block_on(self.directory.delete(&unfinished)) {
             tracing::warn!(%error, "cannot remove the mark of an unfinished snapshot");
         }
         written
@@ -152,21 +164,21 @@ impl DirectoryStore {
 
     fn remove(&self, number: u64) -> Result<()> {
         let unfinished = self.unfinished(number);
-        self.ask(self.directory.put(&unfinished, Bytes::new(), Expect::Any))?;
-        self.ask(self.directory.delete(&self.listed(number)))?;
+        self.block_on(self.directory.put(&unfinished, Bytes::new(), Expect::Any))?;
+        self.block_on(self.directory.delete(&self.listed(number)))?;
         self.remove_parts(number)?;
-        self.ask(self.directory.delete(&unfinished)).map(drop)
+        self.block_on(self.directory.delete(&unfinished)).map(drop)
     }
 
     /// Removes the parts of a snapshot. The last part goes first, so that the remaining parts can
     /// be found again.
     fn remove_parts(&self, number: u64) -> Result<()> {
         let mut parts = 0;
-        while self.ask(self.directory.get(&self.part(number, parts)))?.is_some() {
+        while self.block_on(self.directory.get(&self.part(number, parts)))?.is_some() {
             parts += 1;
         }
         for part in (0..parts).rev() {
-            self.ask(self.directory.delete(&self.part(number, part)))?;
+            self.block_on(self.directory.delete(&self.part(number, part)))?;
         }
         Ok(())
     }
@@ -187,7 +199,7 @@ impl DirectoryStore {
         self.key("part", &format!("{number:020}/{part:08}"))
     }
 
-    fn ask<A>(&self, call: impl Future<Output = Result<A>>) -> Result<A> {
+    fn block_on<A>(&self, call: impl Future<Output = Result<A>>) -> Result<A> {
         self.runtime.block_on(call)
     }
 }

@@ -1,13 +1,13 @@
 //! Snapshots in a folder.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::File;
 use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_transport::private_files::{self, FileMode, Folder, Opening};
 
-use super::format::{LATEST, NAME, Sink, UNFINISHED, name};
+use super::format::{LATEST, NAME, ORDER, Sink, UNFINISHED, add_to_order, name};
 
 pub(super) fn put_in(
     folder: &Path,
@@ -18,35 +18,34 @@ pub(super) fn put_in(
     let failed = |what: &str, error: std::io::Error| {
         Error::new(ErrorCode::PersistentFail, format!("{what} in {}: {error}", folder.display()))
     };
-    let unfinished = folder.join(format!("{UNFINISHED}{number:020}-{}", std::process::id()));
+    let unfinished = format!("{UNFINISHED}{number:020}-{}", std::process::id());
+    let own = Folder::own(folder).map_err(|error| failed("opening", error))?;
     let written = (|| {
         // Snapshots contain keys, which other users must not read.
-        let own = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&unfinished);
-        let mut file = own.map_err(|error| failed("a file", error))?;
+        let file = own.remove_if_present(&unfinished);
+        let file = file.and_then(|()| own.file(&unfinished, Opening::New, FileMode::PRIVATE));
+        let mut file = file.map_err(|error| failed("a file", error))?;
         fill(&mut |bytes| append(&mut file, bytes))?;
         file.sync_all().map_err(|error| failed("syncing", error))?;
         may()?;
         let path = folder.join(name(number));
         // Another master that holds this number leads, or led later.
-        let claim = OpenOptions::new().write(true).create_new(true).open(&path);
-        claim.map_err(|error| {
+        own.file(name(number), Opening::New, FileMode::PRIVATE).map_err(|error| {
             Error::new(ErrorCode::ObjectAlreadyExists, format!("{}: {error}", path.display()))
         })?;
-        fs::rename(&unfinished, &path).map_err(|error| {
-            let _ = fs::remove_file(&path);
+        own.rename(&unfinished, name(number)).map_err(|error| {
+            let _ = own.remove(name(number));
             failed("renaming", error)
         })?;
-        sync(folder).map_err(|error| failed("syncing the folder", error))?;
+        own.sync().map_err(|error| failed("syncing the folder", error))?;
         Ok(path)
     })();
     if written.is_err() {
-        let _ = fs::remove_file(&unfinished);
+        let _ = own.remove(&unfinished);
         return written;
     }
     // Only people read this file, so a failure is harmless.
-    let pointer = folder.join(format!("{UNFINISHED}{LATEST}"));
-    let pointed = fs::write(&pointer, format!("{}\n", name(number)))
-        .and_then(|()| fs::rename(&pointer, folder.join(LATEST)));
+    let pointed = own.replace(LATEST, format!("{}\n", name(number)).as_bytes(), FileMode::PRIVATE);
     if let Err(error) = pointed {
         tracing::debug!(%error, "cannot update the file that names the latest snapshot");
     }
@@ -58,13 +57,61 @@ fn append(file: &mut File, bytes: &[u8]) -> Result<()> {
     file.write_all(bytes).map_err(|error| Error::new(ErrorCode::PersistentFail, format!("writing: {error}")))
 }
 
-fn sync(folder: &Path) -> std::io::Result<()> {
-    File::open(folder)?.sync_all()
+/// Returns the names of the regular files in a folder.
+pub(super) fn names(folder: &Path) -> Vec<String> {
+    let entries = Folder::own(folder).and_then(|folder| folder.entries()).unwrap_or_default();
+    let files = entries.into_iter().filter(|entry| entry.kind.is_file());
+    files.filter_map(|entry| entry.name.into_string().ok()).collect()
 }
 
-pub(super) fn names(folder: &Path) -> Vec<String> {
-    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
+/// Returns whether a name is that of an unfinished snapshot or of an unfinished pointer to one.
+fn is_unfinished(found: &str) -> bool {
+    let digits = |text: &str| !text.is_empty() && text.bytes().all(|digit| digit.is_ascii_digit());
+    let rest = found.strip_prefix(UNFINISHED);
+    let numbers = rest.and_then(|rest| rest.split_once('-'));
+    // Earlier versions wrote the pointer under the second name.
+    numbers.is_some_and(|(number, process)| number.len() == 20 && digits(number) && digits(process))
+        || rest == Some(LATEST)
+        || found.strip_suffix(".new") == Some(LATEST)
+}
+
+/// Adds a master to the order of the masters. Returns those before it, the latest first.
+pub(super) fn add_master(folder: &Path, own: u64) -> Result<Vec<u64>> {
+    let before = match private_files::read(&folder.join(ORDER)) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Vec::new(),
+        read => read?,
+    };
+    let (order, earlier) = add_to_order(&before, own);
+    Folder::own(folder)?.replace_synced(ORDER, order.as_bytes(), FileMode::PRIVATE)?;
+    Ok(earlier)
+}
+
+/// Returns whether a name belongs to snapshots.
+pub(super) fn is_own_name(found: &str) -> bool {
+    let number = |found: &str| found.strip_prefix(NAME)?.parse().ok();
+    found == LATEST
+        || found == ORDER
+        || is_unfinished(found)
+        || number(found).is_some_and(|number| name(number) == found)
+}
+
+/// Removes unfinished snapshots.
+pub(super) fn clear(folder: &Path) {
+    let Ok(own) = Folder::own(folder) else { return };
+    for unfinished in names(folder).into_iter().filter(|found| is_unfinished(found)) {
+        let _ = own.remove(unfinished);
+    }
+}
+
+/// Creates a folder for snapshots. Other users have no access, unless it has other contents, too.
+pub(super) fn create(folder: &Path) -> std::io::Result<()> {
+    let own = Folder::own(folder)?;
+    own.narrow_if(|name| name.to_str().is_some_and(is_own_name))
+}
+
+/// Writes a copy of a snapshot.
+pub(super) fn copy(folder: &Path, number: u64, bytes: &[u8]) -> std::io::Result<()> {
+    Folder::own(folder)?.replace(name(number), bytes, FileMode::PRIVATE).map(drop)
 }
 
 pub(super) fn listed(folder: &Path) -> Vec<(u64, PathBuf)> {
@@ -81,7 +128,8 @@ pub(super) fn prune(folder: &Path, keep: usize) {
     let mut all = listed(folder);
     all.sort_by(|a, b| b.cmp(a));
     for (_, path) in all.into_iter().skip(keep) {
-        if let Err(error) = fs::remove_file(&path) {
+        let removed = Folder::around(&path).and_then(|(folder, name)| folder.remove(name));
+        if let Err(error) = removed {
             tracing::warn!(path = %path.display(), %error, "cannot remove old snapshot");
         }
     }

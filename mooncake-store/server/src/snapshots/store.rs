@@ -1,15 +1,15 @@
 //! Snapshots of one cluster on disk.
 
-use std::fs;
 use std::path::PathBuf;
 
 use mooncake_core::{Error, ErrorCode, Result};
 
 use super::directory_store::DirectoryStore;
-use super::folder_store::{listed, names, prune, put_in};
-use super::format::{Sink, UNFINISHED, name};
+use super::folder_store::{add_master, clear, copy, create, listed, prune, put_in};
+use super::format::{Sink, name};
 use crate::config::SnapshotConfig;
 use mooncake_master::Snapshot;
+use mooncake_transport::private_files;
 
 /// Storage of a cluster's snapshots: a main location, and an optional backup folder for failures of
 /// the main one.
@@ -31,8 +31,8 @@ impl SnapshotStore {
     pub(super) fn open(config: &SnapshotConfig, cluster: &str) -> Result<Self> {
         let beside = |name: &str| config.backup.as_ref().map(|folder| folder.join(name).join(cluster));
         let made = |folder: PathBuf| {
-            fs::create_dir_all(&folder).map_err(|error| {
-                Error::invalid(format!("cannot create the snapshot folder {}: {error}", folder.display()))
+            create(&folder).map_err(|error| {
+                Error::invalid(format!("cannot use the snapshot folder {}: {error}", folder.display()))
             })?;
             Ok::<_, Error>(folder)
         };
@@ -83,9 +83,21 @@ impl SnapshotStore {
         None
     }
 
+    /// Adds a master to the order of the masters. Returns those before it, the latest first.
+    pub(super) fn begin_term(&self, own: u64) -> Vec<u64> {
+        let outcome = match &self.main {
+            Location::Folder(folder) => add_master(folder, own),
+            Location::Directory(directory) => directory.add_master(own),
+        };
+        outcome.unwrap_or_else(|error| {
+            tracing::warn!(%error, "cannot record the order of masters; values of a master without a snapshot may be misses");
+            Vec::new()
+        })
+    }
+
     fn copy_restored(&self, number: u64, bytes: &[u8]) {
         let Some(folder) = &self.restored else { return };
-        if let Err(error) = fs::write(folder.join(name(number)), bytes) {
+        if let Err(error) = copy(folder, number, bytes) {
             tracing::warn!(folder = %folder.display(), %error, "cannot copy the restored snapshot");
         }
         prune(folder, self.keep);
@@ -137,9 +149,7 @@ impl Location {
     fn clear(&self) -> Result<()> {
         match self {
             Location::Folder(folder) => {
-                for name in names(folder).into_iter().filter(|name| name.starts_with(UNFINISHED)) {
-                    let _ = fs::remove_file(folder.join(name));
-                }
+                clear(folder);
                 Ok(())
             }
             Location::Directory(directory) => directory.clear(),
@@ -163,7 +173,7 @@ impl Location {
 
     pub(super) fn read(&self, number: u64) -> Result<Vec<u8>> {
         match self {
-            Location::Folder(folder) => Ok(fs::read(folder.join(name(number)))?),
+            Location::Folder(folder) => Ok(private_files::read(&folder.join(name(number)))?),
             Location::Directory(directory) => directory.read(number),
         }
     }

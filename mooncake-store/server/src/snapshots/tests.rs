@@ -1,4 +1,5 @@
 use std::fs;
+use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::path::Path;
 use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
@@ -31,7 +32,32 @@ fn numbers(folder: &Path) -> Vec<u64> {
 }
 
 #[test]
-fn the_last_ones_are_kept_and_the_latest_is_named() {
+fn the_order_of_masters_is_beside_the_snapshots() {
+    let folder = tempfile::tempdir().unwrap();
+    let open = || SnapshotStore::open(&config(folder.path()), "lab").unwrap();
+    assert!(open().begin_term(7).is_empty());
+    assert_eq!(open().begin_term(8), [7]);
+    assert_eq!(open().begin_term(8), [7], "a repetition");
+    assert_eq!(open().begin_term(9), [8, 7]);
+    let file = folder.path().join("lab").join("masters");
+    assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+    (10..200).for_each(|own| drop(open().begin_term(own)));
+    let earlier = open().begin_term(200);
+    assert_eq!((earlier.len(), earlier[0], earlier[62]), (63, 199, 137));
+    for damaged in ["", "mooncake masters 2\n7\n", "\u{0}"] {
+        fs::write(&file, damaged).unwrap();
+        assert!(open().begin_term(1).is_empty());
+    }
+    fs::write(&file, "mooncake masters 1\n0000000000000007\nx\n0000000000000008\n").unwrap();
+    assert_eq!(open().begin_term(1), [7]);
+    // A folder that cannot be written to loses the order only.
+    fs::remove_file(&file).unwrap();
+    fs::create_dir(&file).unwrap();
+    assert!(open().begin_term(2).is_empty());
+}
+
+#[test]
+fn put_retains_newest_and_records_latest() {
     let folder = tempfile::tempdir().unwrap();
     let store = SnapshotStore::open(&config(folder.path()), "lab").unwrap();
     assert!(store.latest().is_none());
@@ -44,13 +70,18 @@ fn the_last_ones_are_kept_and_the_latest_is_named() {
     assert!(store.latest().is_some());
     assert!(SnapshotStore::open(&config(folder.path()), "other").unwrap().latest().is_none());
     // Files with similar names must not be removed.
-    for name in ["snapshot-6", "snapshot-x", "letter", "unfinished-letter"] {
+    let others =
+        ["snapshot-6", "snapshot-x", "letter", "unfinished-letter", "unfinished-1-2", "snapshot-7.bak"];
+    let unfinished = ["unfinished-00000000000000000007-12", "unfinished-latest", "latest.new"];
+    for name in others.iter().chain(&unfinished) {
         fs::write(own.join(name), "dear all").unwrap();
     }
+    fs::create_dir(own.join("unfinished-00000000000000000008-12")).unwrap();
     SnapshotStore::open(&config(folder.path()), "lab").unwrap().put(fill, always).unwrap();
     assert_eq!(numbers(&own), [5, 6]);
-    assert!(own.join("letter").exists() && own.join("snapshot-6").exists());
-    assert!(!own.join("unfinished-letter").exists());
+    assert!(others.iter().all(|name| own.join(name).exists()));
+    assert!(unfinished.iter().all(|name| !own.join(name).exists()));
+    assert!(own.join("unfinished-00000000000000000008-12").is_dir());
 }
 
 #[test]
@@ -115,7 +146,7 @@ fn the_spare_folder_takes_what_the_other_does_not() {
 }
 
 #[test]
-fn a_folder_that_cannot_be_had_is_named() {
+fn folder_creation_error_states_path() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("file");
     fs::write(&file, "").unwrap();
@@ -136,7 +167,7 @@ async fn server(snapshots: SnapshotConfig) -> crate::MasterServer {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_master_that_is_told_to_stop_takes_a_last_one() {
+async fn stopped_master_writes_last_snapshot() {
     let folder = tempfile::tempdir().unwrap();
     let config = SnapshotConfig { write: true, restore: true, ..config(folder.path()) };
     server(config.clone()).await.stop().await;
@@ -191,7 +222,7 @@ mod own {
     }
 
     #[tokio::test]
-    async fn the_last_ones_are_kept() {
+    async fn put_retains_newest() {
         with(|config| {
             let store = SnapshotStore::open(config, "lab").unwrap();
             assert!(store.latest().is_none());
@@ -265,4 +296,60 @@ mod own {
         });
         assert_eq!(numbers.await.unwrap(), [2, 3]);
     }
+}
+
+/// Snapshots have the keys of all objects.
+#[test]
+fn other_users_read_no_snapshot_and_links_lead_nowhere() {
+    let folder = tempfile::tempdir().unwrap();
+    let own = folder.path().join("lab");
+    fs::create_dir(&own).unwrap();
+    fs::set_permissions(&own, fs::Permissions::from_mode(0o755)).unwrap();
+    let letter = folder.path().join("letter");
+    fs::write(&letter, "dear all").unwrap();
+    let backup = folder.path().join("backup");
+    let config = SnapshotConfig { backup: Some(backup.clone()), ..config(folder.path()) };
+    let first = SnapshotStore::open(&config, "lab").unwrap().put(fill, always).unwrap();
+    // Other versions wrote this file with the permissions of the umask.
+    fs::set_permissions(&first, fs::Permissions::from_mode(0o644)).unwrap();
+    for name in ["latest.new", "unfinished-latest", "latest"] {
+        let _ = fs::remove_file(own.join(name));
+        symlink(&letter, own.join(name)).unwrap();
+    }
+    symlink(&letter, own.join(name(2))).unwrap();
+    let store = SnapshotStore::open(&config, "lab").unwrap();
+    assert!(store.latest().is_some());
+    // The number of the link is not that of a snapshot.
+    let refused = store.put(fill, always).unwrap_err();
+    assert_eq!(refused.code(), ErrorCode::ObjectAlreadyExists);
+    fs::remove_file(own.join(name(2))).unwrap();
+    store.put(fill, always).unwrap();
+    assert_eq!(fs::read(&letter).unwrap(), b"dear all");
+    let mode = |path: &Path| fs::symlink_metadata(path).unwrap().permissions().mode() & 0o7777;
+    for path in [first, own.join(name(2)), own.join("latest")] {
+        assert_eq!(mode(&path), 0o600, "{}", path.display());
+    }
+    let restored = backup.join("mooncake_snapshot_restore_backup/lab");
+    assert_eq!(mode(&restored.join(name(1))), 0o600);
+    assert!([own, restored].iter().all(|folder| mode(folder) == 0o700));
+}
+
+#[test]
+fn a_folder_or_a_snapshot_of_another_user_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = SnapshotStore::open(&config(folder.path()), "lab").unwrap();
+    let path = store.put(fill, always).unwrap();
+    // Only root may give files away.
+    if chown(&path, Some(65534), None).is_err() {
+        return;
+    }
+    assert!(store.latest().is_none());
+    let own = folder.path().join("lab");
+    chown(&own, Some(65534), None).unwrap();
+    let error = SnapshotStore::open(&config(folder.path()), "lab").unwrap_err();
+    assert!(error.message().contains("user 65534") && error.message().contains("lab"), "{error}");
+    fs::remove_dir_all(&own).unwrap();
+    symlink("/tmp", &own).unwrap();
+    let error = SnapshotStore::open(&config(folder.path()), "lab").unwrap_err();
+    assert!(error.message().contains("symbolic link"), "{error}");
 }

@@ -8,6 +8,7 @@ use mooncake_core::{Error, ErrorCode, Result};
 use serde::{Deserialize, Serialize};
 
 use super::args::To;
+use super::connects::listens;
 
 /// Default port of the admin endpoints.
 const ADMIN_PORT: u16 = 9003;
@@ -18,6 +19,8 @@ const MAX_PAGE: u64 = 1 << 30;
 #[derive(Debug)]
 pub(super) struct Admin {
     at: String,
+    /// RPC address of the master; empty if the admin address was given.
+    master: String,
     agent: ureq::Agent,
 }
 
@@ -98,7 +101,7 @@ impl Admin {
                 host_port::join(host, ADMIN_PORT)
             }
         };
-        Ok(Self { at, agent: agent(to.timeout) })
+        Ok(Self { at, master: master.to_owned(), agent: agent(to.timeout) })
     }
 
     /// Returns whether an HTTP server responds at the address.
@@ -125,18 +128,28 @@ impl Admin {
     pub(super) fn page(&self, path: &str) -> Result<String> {
         let url = format!("http://{}{path}", self.at);
         let failed = |error: ureq::Error| {
-            let hint = format!(
+            let error = Error::new(ErrorCode::RpcFail, error.to_string());
+            if !self.master.is_empty() && !listens(&self.master) {
+                return error.context(format!(
+                    "no master answers at {}, nor an admin endpoint at {}: check the address (--master, MOONCAKE_MASTER, --admin)",
+                    self.master, self.at
+                ));
+            }
+            error.context(format!(
                 "cannot reach the admin endpoints at {}: give --admin HOST:PORT (the master's --metrics_port, usually {ADMIN_PORT})",
                 self.at
-            );
-            Error::new(ErrorCode::RpcFail, error.to_string()).context(hint)
+            ))
         };
         let mut answer = self.agent.get(&url).call().map_err(failed)?;
         let body = answer.body_mut().with_config().limit(MAX_PAGE).lossy_utf8(true).read_to_string();
         let body = body.map_err(failed)?;
         if answer.status() != 200 {
             let text = format!("{url} answered {}: {}", answer.status(), body.trim_end());
-            return Err(Error::new(ErrorCode::RpcFail, text));
+            let is_unknown = answer.status() == 404;
+            return Err(Error::new(
+                if is_unknown { ErrorCode::NotSupported } else { ErrorCode::RpcFail },
+                text,
+            ));
         }
         Ok(body)
     }
@@ -195,7 +208,12 @@ impl Admin {
     /// Returns whether a key can be read, and why not.
     pub(super) fn explain(&self, tenant: &str, key: &str) -> Result<Explained> {
         let path = format!("/api/v1/explain?key={}&tenant_id={}", escaped(key), escaped(tenant));
-        self.document(&path).map_err(untold)
+        self.document(&path).map_err(|error| match error.code() {
+            ErrorCode::NotSupported => error.context(
+                "cannot explain a key: the master does not tell (Mooncake C++ and earlier versions)",
+            ),
+            _ => error,
+        })
     }
 
     /// Returns the values of metrics without labels, and the sums of metrics with labels.
@@ -241,11 +259,6 @@ fn sums(text: &str) -> BTreeMap<String, f64> {
 fn escaped(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
     text.bytes().map(|b| if plain(b) { char::from(b).to_string() } else { format!("%{b:02X}") }).collect()
-}
-
-/// Returns the error for a master that does not tell why a key is missing.
-fn untold(error: Error) -> Error {
-    error.context("cannot explain a key: the master does not tell (Mooncake C++ and earlier versions)")
 }
 
 #[cfg(test)]

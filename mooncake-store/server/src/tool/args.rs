@@ -97,6 +97,8 @@ pub(super) enum Task {
     Put(Put),
     /// Objects: remove keys
     Rm(Rm),
+    /// Objects: bring objects that are only on disks of clients back to memory, if memory has space
+    Prefetch(PrefetchKeys),
     /// Objects: tell whether a key can be read, and why not
     Explain(Explain),
 }
@@ -187,6 +189,13 @@ pub(super) struct Rm {
     /// Remove all keys (--all) without asking
     #[arg(long, short)]
     pub(super) yes: bool,
+}
+
+#[derive(Clone, Debug, ClapArgs)]
+pub(super) struct PrefetchKeys {
+    /// Keys of the objects
+    #[arg(required = true, value_name = "KEY")]
+    pub(super) keys: Vec<String>,
 }
 
 #[derive(Clone, Debug, ClapArgs)]

@@ -14,7 +14,7 @@ use super::admin::Admin;
 use super::args::Bench;
 use super::objects;
 use super::output::{human, say, say_json, table};
-use super::session::Session;
+use super::session::{Session, Use};
 use mooncake_client::{Client, PutOutcome};
 
 /// Times of one kind of operation.
@@ -42,11 +42,11 @@ pub(super) fn run(session: &Session, args: &Bench) -> Result<()> {
     if args.size == 0 {
         return Err(Error::invalid("a value must have at least one byte (--size)"));
     }
-    session.check_tenant(false)?;
+    session.check_tenant(Use::Writes)?;
     let admin = session.admin()?;
     let client = session.join(args.segment)?;
     if !args.evict && !is_planted("evicting-bench") {
-        objects::leaving_if_err(session, &client, room(&admin, args))?;
+        objects::leaving_if_err(session, &client, check_space(&admin, args))?;
     }
     let evicted_before = evicted(&admin);
     // A prefix per run: concurrent runs do not interfere, and leftovers of a killed run are
@@ -88,8 +88,15 @@ fn evicted(admin: &Admin) -> Option<u64> {
 }
 
 /// Refuses a run whose objects fit only if others are evicted.
-fn room(admin: &Admin, args: &Bench) -> Result<()> {
+fn check_space(admin: &Admin, args: &Bench) -> Result<()> {
     let (metrics, segments) = (admin.metrics()?, admin.segments()?);
+    if segments.is_empty() {
+        return Err(Error::new(
+            ErrorCode::NoAvailableHandle,
+            "cannot run the benchmark: no client contributes memory. segments=0; \
+             start mooncake_client, or offer memory with --segment",
+        ));
+    }
     let value = |name: &str| metrics.get(name).copied();
     let capacity: u64 = segments.iter().map(|at| at.size_bytes).sum();
     let watermark = value("master_eviction_high_watermark_bytes");

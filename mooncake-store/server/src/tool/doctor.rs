@@ -1,6 +1,5 @@
 //! `mooncake doctor`: checks the setup step by step, and prints fixes.
 
-use std::net::{TcpStream, ToSocketAddrs};
 use std::time::Duration;
 
 use mooncake_core::clock::{Clock, SystemClock};
@@ -10,6 +9,7 @@ use serde_json::json;
 
 use super::admin::{Admin, Segment};
 use super::args::Doctor;
+use super::connects::{connects, listens};
 use super::finding::{Finding, Grade};
 use super::local;
 use super::output::{say, say_json};
@@ -18,12 +18,12 @@ use mooncake_client::MASTER_VERSIONS;
 use mooncake_client::programs::{check_version, host_id};
 
 /// Maximum number of segments to check one by one; a cluster may have thousands.
-const MOST: usize = 64;
+const MAX_CHECKED_SEGMENTS: usize = 64;
 
 /// Maximum difference of clocks that does not confuse readers of logs.
 const SAME_TIME: Duration = Duration::from_secs(1);
 /// Maximum age of the date in an HTTP response, in milliseconds.
-const SAID_LATE: u64 = 2000;
+const MAX_DATE_AGE_MS: u64 = 2000;
 
 /// Runs all checks. Returns whether none has failed.
 pub(super) fn examine(session: &Session, args: &Doctor) -> Result<bool> {
@@ -92,7 +92,7 @@ fn time_of_day(admin: &Admin) -> Finding {
 /// The master reports whole seconds, possibly the previous one.
 fn compared(there: u64, before: u64, after: u64) -> Finding {
     let (ahead, behind) =
-        (there.saturating_sub(after), before.saturating_sub(there.saturating_add(SAID_LATE)));
+        (there.saturating_sub(after), before.saturating_sub(there.saturating_add(MAX_DATE_AGE_MS)));
     let off = Duration::from_millis(ahead.max(behind));
     if off <= SAME_TIME {
         return Finding::good("time of day", "this host and the master agree");
@@ -117,7 +117,7 @@ fn rpc(session: &Session) -> Finding {
             return Finding::bad("master", error.to_string(), fix);
         }
     };
-    match session.master_version() {
+    match session.unexplained_version() {
         Ok(version) => match check_version(&version) {
             Ok(()) => Finding::good("master", format!("{master} answers, version {version}")),
             Err(error) => Finding::bad(
@@ -130,14 +130,25 @@ fn rpc(session: &Session) -> Finding {
             ),
         },
         Err(error) => {
-            let fix = match error.kind() {
-                _ if Admin::answers(master) => "give the RPC port (--rpc_port of the master, usually 50051)",
-                ErrorKind::Timeout => {
-                    "a firewall drops packets, or the address is wrong: nc -vz HOST PORT from here"
-                }
-                _ => "start mooncake_master there, or give its address (--master HOST:PORT)",
+            let (found, fix) = match error.kind() {
+                _ if Admin::answers(master) => (
+                    format!("{master} speaks HTTP"),
+                    "give the RPC port (--rpc_port of the master, usually 50051)",
+                ),
+                ErrorKind::Timeout if listens(master) => (
+                    format!("{master} listens and does not answer: {error}"),
+                    "the process is stopped, or overloaded: look at its state (ps) and at its log",
+                ),
+                ErrorKind::Timeout => (
+                    error.to_string(),
+                    "a firewall drops packets, or the address is wrong: nc -vz HOST PORT from here",
+                ),
+                _ => (
+                    format!("no master answers at {master}: {error}"),
+                    "start mooncake_master there, or give its address (--master HOST:PORT)",
+                ),
             };
-            Finding::bad("master", error.to_string(), fix)
+            Finding::bad("master", found, fix)
         }
     }
 }
@@ -175,7 +186,7 @@ fn reach(segments: &[Segment], session: &Session) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut reached = 0;
     let master_is_here = session.leader().is_ok_and(|master| host_id(master).is_empty());
-    for at in segments.iter().take(MOST) {
+    for at in segments.iter().take(MAX_CHECKED_SEGMENTS) {
         let endpoint = &at.te_endpoint;
         if host_id(endpoint).is_empty() && !master_is_here {
             findings.push(Finding::bad(
@@ -218,23 +229,12 @@ fn is_unresolved(error: &std::io::Error) -> bool {
     error.kind() == std::io::ErrorKind::NotFound || error.to_string().contains("failed to lookup address")
 }
 
-fn connects(address: &str, timeout: Duration) -> std::io::Result<()> {
-    let mut last = std::io::Error::new(std::io::ErrorKind::NotFound, "the name has no address");
-    for at in address.to_socket_addrs()? {
-        match TcpStream::connect_timeout(&at, timeout) {
-            Ok(_) => return Ok(()),
-            Err(error) => last = error,
-        }
-    }
-    Err(last)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn only_clocks_that_differ_are_named() {
+    fn only_differing_clocks_are_reported() {
         let said = |there, before, after| format!("{:?}", compared(there, before, after));
         for there in [8_000, 8_500, 10_000, 11_000] {
             assert!(said(there, 10_000, 10_020).contains("Good"), "{there}");

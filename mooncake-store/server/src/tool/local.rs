@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use mooncake_core::Result;
 use mooncake_core::memory::HugePages;
 use mooncake_transport::topology::Discovery;
 use mooncake_transport::topology::ports::Device;
@@ -30,6 +31,10 @@ pub(super) fn examine() -> Vec<Finding> {
     findings.push(clock(current.as_deref(), &read(&format!("{CLOCK}/available_clocksource")), flags));
     findings.push(open_files());
     findings.extend(rdma(&devices));
+    if cfg!(feature = "transport-nvlink") {
+        let has_driver = fs::exists("/proc/driver/nvidia").unwrap_or(false);
+        findings.extend(gpus(mooncake_engine::transport_set::gpus(), has_driver));
+    }
     findings
 }
 
@@ -67,6 +72,22 @@ fn rdma(devices: &[Device]) -> Vec<Finding> {
         });
     }
     findings
+}
+
+/// Checks the GPUs, and which peers can open their memory.
+fn gpus(found: Result<Vec<Result<String>>>, has_driver: bool) -> Vec<Finding> {
+    let grade = |gpu: Result<String>| match gpu {
+        Ok(gpu) => Finding::good("GPU", gpu),
+        Err(error) => Finding::hint("GPU", error.to_string(), "transfers copy its memory through the host"),
+    };
+    match found {
+        Ok(gpus) => gpus.into_iter().map(grade).collect(),
+        Err(_) if !has_driver => vec![Finding::good("GPU", "no device here; memory of the host needs none")],
+        Err(error) => {
+            let fix = "give the process the devices and the library (Docker: --gpus all)";
+            vec![Finding::hint("GPU", error.to_string(), fix)]
+        }
+    }
 }
 
 fn rdma_device(device: &Device) -> Finding {
@@ -197,7 +218,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn devices_are_named_with_what_is_wrong() {
+    fn faulty_devices_report_cause_and_fix() {
         let device = |fault: Option<&str>| Device {
             name: "mlx5_0".into(),
             node: Some(1),
@@ -215,6 +236,17 @@ mod tests {
             assert!(said.contains("Hint") && said.contains(fault) && said.contains(fix), "{said}");
         }
         assert!(format!("{:?}", rdma(&[])).contains("no devices here"));
+        let refused =
+            |text: &'static str| mooncake_core::Error::new(mooncake_core::ErrorCode::NotSupported, text);
+        for (found, has_driver, says) in [
+            (Ok(vec![Ok("cuda:0, H100".to_owned())]), true, "Good, found: \"cuda:0, H100\""),
+            (Ok(vec![Err(refused("cuda:1 cannot be opened"))]), true, "Hint"),
+            (Err(refused("no libcuda.so.1")), true, "--gpus all"),
+            (Err(refused("no libcuda.so.1")), false, "no device here"),
+        ] {
+            let said = format!("{:?}", gpus(found, has_driver));
+            assert!(said.contains(says), "{said}");
+        }
         for (bytes, rdma, grade) in
             [(Some(1), true, "Bad"), (Some(1), false, "Hint"), (Some(MEMLOCK), true, "Good")]
         {

@@ -8,7 +8,7 @@ use serde_json::json;
 use super::admin::Admin;
 use super::args::Explain;
 use super::output::{human, percent, say, say_json};
-use super::session::Session;
+use super::session::{Session, Use};
 use mooncake_master::MissCause;
 
 /// Metric of all misses.
@@ -23,22 +23,24 @@ const SHOWN: usize = 3;
 /// Number of misses by cause, the largest first.
 pub(super) type Misses = Vec<(String, u64)>;
 
-/// Says whether an object can be read, and why not.
-pub(super) fn explain(session: &Session, args: &Explain) -> Result<()> {
-    session.check_tenant(false)?;
+/// Says whether an object can be read, and why not. Returns whether it can.
+pub(super) fn explain(session: &Session, args: &Explain) -> Result<bool> {
+    session.check_tenant(Use::Reads)?;
     let admin = session.admin()?;
     let explained = admin.explain(&session.to.tenant, &args.key)?;
     let replicas = admin.replicas(&session.to.tenant, &[&args.key])?.remove(&args.key).unwrap_or_default();
     if session.to.json {
         let endpoints: Vec<_> = replicas.iter().map(|at| &at.transport_endpoint_).collect();
-        return say_json(&json!({
+        say_json(&json!({
             "key": args.key, "readable": explained.readable, "cause": explained.cause,
             "explanation": explained.explanation, "lease_ms": explained.lease_ms, "replicas": endpoints,
-        }));
+        }))?;
+        return Ok(explained.readable);
     }
     if let Some(cause) = explained.cause {
         let known = explained.explanation.unwrap_or_default();
-        return say(format_args!("{:?} cannot be read: {known} ({cause})", args.key));
+        say(format_args!("{:?} cannot be read: {known} ({cause})", args.key))?;
+        return Ok(false);
     }
     let leased = match explained.lease_ms.div_ceil(1000) {
         0 => String::new(),
@@ -51,7 +53,8 @@ pub(super) fn explain(session: &Session, args: &Explain) -> Result<()> {
         }
         None => "it is on disk only".to_owned(),
     };
-    say(format_args!("{:?} can be read: {place}{leased}", args.key))
+    say(format_args!("{:?} can be read: {place}{leased}", args.key))?;
+    Ok(true)
 }
 
 impl Admin {
@@ -94,7 +97,7 @@ fn sorted(mut misses: Misses) -> Misses {
 pub(super) fn line(misses: &[(String, u64)]) -> String {
     let sum = misses.iter().fold(0u64, |sum, (_, count)| sum.saturating_add(*count));
     let causes = misses.iter().take(SHOWN).map(|(cause, count)| {
-        let words = match MissCause::named(cause) {
+        let words = match MissCause::from_name(cause) {
             Some(known) => words(known),
             None => cause,
         };

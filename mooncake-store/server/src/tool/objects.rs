@@ -1,7 +1,8 @@
 //! `mooncake ls`, `get`, `put` and `rm`.
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::{BufRead, IsTerminal, Read, Write};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
 use bytes::Bytes;
@@ -12,14 +13,14 @@ use serde_json::json;
 use super::args::{Get, Ls, Put, Rm};
 use super::output::{human, say, say_json, table};
 use super::progress::Progress;
-use super::session::Session;
+use super::session::{Session, Use};
 use mooncake_client::{Client, PutOptions, PutOutcome};
 
 /// Maximum number of keys in one request, because the length of a URL is limited.
 const AT_ONCE: usize = 50;
 
 pub(super) fn list(session: &Session, args: &Ls) -> Result<()> {
-    session.check_tenant(false)?;
+    session.check_tenant(Use::Reads)?;
     let admin = session.admin()?;
     let mut keys = admin.keys(&session.to.tenant)?;
     keys.retain(|key| key.starts_with(&args.prefix));
@@ -52,7 +53,7 @@ pub(super) fn list(session: &Session, args: &Ls) -> Result<()> {
 
 pub(super) fn get(session: &Session, args: &Get) -> Result<()> {
     let target = args.output.as_deref().filter(|path| *path != Path::new("-"));
-    session.check_tenant(false)?;
+    session.check_tenant(Use::Reads)?;
     let client = session.join(0)?;
     let shown = Progress::start(format!("get {:?}", args.key));
     let got = session.runtime.block_on(client.get(&args.key)).map_err(|error| session.explained(error));
@@ -73,12 +74,18 @@ pub(super) fn get(session: &Session, args: &Get) -> Result<()> {
         )));
     }
     match target {
-        Some(path) => std::fs::write(path, &value).map_err(|error| file_error("write", path, error)),
+        Some(path) => write_value(path, &value).map_err(|error| file_error("write", path, error)),
         None => {
             let mut out = std::io::stdout().lock();
             out.write_all(&value).and_then(|()| out.flush()).map_err(Error::from)
         }
     }
+}
+
+/// Writes a value to a file. A new file is private to this user.
+fn write_value(path: &Path, value: &[u8]) -> std::io::Result<()> {
+    let file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path);
+    file?.write_all(value)
 }
 
 pub(super) fn put(session: &Session, args: &Put) -> Result<()> {
@@ -87,7 +94,7 @@ pub(super) fn put(session: &Session, args: &Put) -> Result<()> {
     if len == 0 {
         return Err(Error::invalid("cannot store an empty value: a value must have at least one byte"));
     }
-    session.check_tenant(false)?;
+    session.check_tenant(Use::Writes)?;
     let client = session.join(0)?;
     let shown = Progress::start(format!("put {:?}, {}", args.key, human(len as u64)));
     let options = PutOptions::new().replicas(args.replicas);
@@ -95,10 +102,9 @@ pub(super) fn put(session: &Session, args: &Put) -> Result<()> {
     let stored = session.runtime.block_on(client.put_with(&args.key, &value, &options));
     shown.end(len);
     let stored = leaving(session, &client, stored).map_err(|error| match error.kind() {
-        ErrorKind::NoSpace => error.context(format!(
-            "the cluster has no space for {} ({len} bytes): a value must fit into one segment; run `mooncake status`",
-            human(len as u64)
-        )),
+        ErrorKind::NoSpace => {
+            error.context(format!("the cluster has no space for {} ({len} bytes)", human(len as u64)))
+        }
         _ => session.explained(error),
     })?;
     if stored == PutOutcome::Existed {
@@ -124,7 +130,8 @@ struct Left {
 pub(super) fn remove(session: &Session, args: &Rm) -> Result<bool> {
     let checked = args.matching.as_deref().filter(|_| !is_planted("pattern-unchecked"));
     let pattern = checked.map(compiled).transpose()?;
-    session.check_tenant(args.all || pattern.is_some())?;
+    let many = args.all || pattern.is_some();
+    session.check_tenant(if many { Use::RemovesMany } else { Use::Reads })?;
     if args.all && !confirmed(session, args)? {
         return Ok(false);
     }
@@ -201,14 +208,14 @@ fn explain_leases(session: &Session, left: &mut [Left]) {
         return;
     }
     let keys: Vec<&str> = leased.iter().map(|left| left.key.as_str()).collect();
-    let told = session.admin().and_then(|admin| admin.leases(&session.to.tenant, &keys));
-    let told = match told {
-        Ok(told) => told,
+    let leases = session.admin().and_then(|admin| admin.leases(&session.to.tenant, &keys));
+    let leases = match leases {
+        Ok(leases) => leases,
         Err(error) => return tracing::debug!("cannot query the leases: {error}"),
     };
     for left in &mut leased {
         // A lease that has ended meanwhile only needs another attempt.
-        let seconds = told.get(&left.key).map_or(0, |rest| rest.as_millis().div_ceil(1000));
+        let seconds = leases.get(&left.key).map_or(0, |rest| rest.as_millis().div_ceil(1000));
         left.why = match seconds {
             0 => format!("{:?} was leased until now: try again, or remove it with --force", left.key),
             _ => format!("{:?} is in use, leased for {seconds} s: wait, or remove it with --force", left.key),

@@ -8,9 +8,18 @@ use tokio::runtime::Runtime;
 
 use super::admin::Admin;
 use super::args::To;
+use super::connects::listens;
 use mooncake_client::Client;
 use mooncake_protocol::client::RpcOptions;
 use mooncake_protocol::master_client::MasterClient;
+
+/// Effect of a command on objects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Use {
+    Reads,
+    Writes,
+    RemovesMany,
+}
 
 /// A cluster, and the connection of this process to it.
 pub(super) struct Session {
@@ -36,6 +45,14 @@ impl Session {
         if let Some(known) = self.leader.get() {
             return Ok(known);
         }
+        if !self.to.cluster.is_empty() && !self.to.master.contains("://") {
+            return Err(Error::invalid(format!(
+                "cannot use --cluster: --master is a fixed address, and only an etcd has several \
+                 clusters. cluster={:?} master={:?}; leave --cluster out, or give \
+                 --master etcd://HOST:PORT",
+                self.to.cluster, self.to.master
+            )));
+        }
         let found = self.runtime.block_on(async {
             let master = mooncake_client::programs::locate_master(&self.to.master, &self.to.cluster)?;
             master.now(self.to.timeout).await.map_err(|error| {
@@ -60,9 +77,13 @@ impl Session {
 
     /// Returns the master's version. An error contains the likely cause.
     pub(super) fn master_version(&self) -> Result<String> {
+        self.unexplained_version().map_err(|error| self.explained(error))
+    }
+
+    /// Returns the master's version.
+    pub(super) fn unexplained_version(&self) -> Result<String> {
         let remote = self.remote()?;
-        let asked = self.runtime.block_on(remote.version());
-        asked.map_err(|error| self.explained(error))
+        self.runtime.block_on(remote.version())
     }
 
     /// Joins the cluster as a client that offers `segment` bytes.
@@ -82,15 +103,21 @@ impl Session {
                 .connect_timeout(self.to.timeout)
                 .connect(),
         );
-        joined.map_err(|error| self.explained(error))
+        joined.map_err(|error| match error.code() {
+            // The master has just responded.
+            ErrorCode::RpcFail | ErrorCode::RpcTimeout => {
+                error.context(format!("cannot join the cluster of the master at {}", self.to.master))
+            }
+            _ => self.explained(error),
+        })
     }
 
     /// Prints a warning if a tenant is given and the master has none, because commands then affect
     /// all objects.
     ///
     /// # Errors
-    /// `INVALID_PARAMS` instead of the warning, for a command that removes many objects (`strict`).
-    pub(super) fn check_tenant(&self, strict: bool) -> Result<()> {
+    /// `INVALID_PARAMS` instead of the warning, for a command that changes objects.
+    pub(super) fn check_tenant(&self, command: Use) -> Result<()> {
         let tenant = &self.to.tenant;
         if tenant == mooncake_protocol::api::DEFAULT_TENANT || is_planted("silent-tenant") {
             return Ok(());
@@ -98,10 +125,13 @@ impl Session {
         let Ok(Some(false)) = self.admin().map(|admin| admin.has_tenants()) else { return Ok(()) };
         let text =
             format!("this master has no tenants (--enable_multi_tenants): --tenant {tenant} selects nothing");
-        if strict {
-            return Err(Error::invalid(format!(
-                "{text}, and every object would be removed; leave --tenant out"
-            )));
+        let effect = match command {
+            Use::Reads => "",
+            Use::Writes => "the object would belong to all",
+            Use::RemovesMany => "every object would be removed",
+        };
+        if !effect.is_empty() {
+            return Err(Error::invalid(format!("{text}, and {effect}; leave --tenant out")));
         }
         eprintln!("mooncake: {text}; using all objects");
         Ok(())
@@ -120,6 +150,11 @@ impl Session {
                 if error.reason() == Some(Reason::ConnectionBroken) =>
             {
                 format!("{master} is not a master: another program listens there (--master)")
+            }
+            ErrorCode::RpcTimeout if listens(master) => {
+                format!(
+                    "no master answers at {master}, although a process listens there: it is stopped or overloaded"
+                )
             }
             ErrorCode::RpcFail | ErrorCode::RpcTimeout => {
                 format!(

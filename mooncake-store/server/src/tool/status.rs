@@ -50,7 +50,7 @@ pub(super) fn show(session: &Session) -> Result<()> {
         return say("no segment is mounted: nothing can be stored before a client offers memory");
     }
     let mut rows =
-        vec![["segment", "endpoint", "wire", "state", "used", "size", ""].map(String::from).to_vec()];
+        vec![["segment", "endpoint", "transport", "state", "used", "size", ""].map(String::from).to_vec()];
     for at in &segments {
         rows.push(vec![
             at.segment_name.clone(),

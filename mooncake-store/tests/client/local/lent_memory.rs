@@ -18,7 +18,7 @@ const LEN: usize = 4096;
 
 /// Returns all bytes of the pool as a target of a read. The handle of the part is dropped.
 fn lend(pool: &RegionPool<Loopback>) -> SliceMut<Loopback> {
-    let part = pool.lend(LEN, 64).unwrap();
+    let part = pool.allocate(LEN, 64).unwrap();
     // SAFETY: the only slice of the part.
     unsafe { part.slice_mut_unchecked(0..LEN) }.unwrap()
 }

@@ -12,6 +12,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use mooncake_core::clock::{SharedClock, SystemClock};
 use mooncake_core::fork::ParentOnly;
 use mooncake_ipc::socket::{RecordSocket, Trust};
 use mooncake_store::client::Client;
@@ -34,9 +35,19 @@ impl Host {
     }
 
     async fn with(change: impl FnOnce(&mut LocalServerConfig)) -> Self {
+        Self::with_clock(SystemClock::shared(), MasterOptions::default(), change).await
+    }
+
+    /// Starts an owner whose client has this clock.
+    async fn with_clock(
+        clock: SharedClock,
+        options: MasterOptions,
+        change: impl FnOnce(&mut LocalServerConfig),
+    ) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let master: Arc<Master> = Arc::new(Master::new(MasterOptions::default()).unwrap());
-        let client = Client::builder().master(master).segment(64 << 20).connect().await.unwrap();
+        let master: Arc<Master> = Arc::new(Master::new(options).unwrap());
+        let builder = Client::builder().master(master).segment(64 << 20).clock(clock);
+        let client = builder.connect().await.unwrap();
         let mut config =
             LocalServerConfig { path: folder.path().join("owner.sock"), ..LocalServerConfig::default() };
         change(&mut config);

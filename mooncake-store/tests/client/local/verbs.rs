@@ -4,9 +4,11 @@ use std::sync::Arc;
 
 use mooncake_core::ErrorCode;
 use mooncake_core::memory::{HostMemory, HostMemoryOptions, MemorySource};
+use mooncake_core::replica::ReplicateConfig;
 use mooncake_core::testkit::device::TestDevice;
 use mooncake_store::client::{PutOptions, PutOutcome};
 use mooncake_store::local::{LocalRange, LocalRead, LocalStats};
+use mooncake_store::protocol::parts::MAX_ITEMS;
 use mooncake_transport::{Loopback, Region};
 
 use super::{Host, bytes, key};
@@ -125,6 +127,51 @@ async fn a_devices_memory_is_copied() {
     assert!(!matches!(read, Ok(Some(_))), "{read:?}");
     device.fail_copies(0);
     assert_eq!(shared.buffer_used(), 0);
+}
+
+/// More objects than one message to the owner takes.
+#[tokio::test]
+async fn long_batches_travel_in_parts() {
+    let host = Host::new().await;
+    let shared = host.connect().await;
+    let count = 2 * MAX_ITEMS + 100;
+    let keys: Vec<String> = (0..count).map(|_| key()).collect();
+    let items: Vec<(&String, [u8; 4])> =
+        keys.iter().enumerate().map(|(at, key)| (key, (at as u32).to_le_bytes())).collect();
+    let group_ids = Some(keys.iter().map(|_| "group".to_owned()).collect());
+    let options = PutOptions::from(ReplicateConfig { group_ids, ..ReplicateConfig::default() });
+    let stored = shared.batch_put(&items, &options).await.unwrap();
+    assert!(stored.len() == count && stored.iter().all(|one| matches!(one, Ok(PutOutcome::Stored))));
+    let mut asked = keys.clone();
+    asked[count / 2] = "absent".into();
+    let exist = shared.batch_exist(&asked).await.unwrap();
+    assert!(exist.iter().enumerate().all(|(at, found)| *found.as_ref().unwrap() == (at != count / 2)));
+    let replicas = shared.batch_replicas(&asked).await.unwrap();
+    assert!(replicas.iter().enumerate().all(|(at, it)| it.as_ref().unwrap().is_some() == (at != count / 2)));
+    assert_eq!(shared.prefix_hits(&keys).await.unwrap(), count);
+    assert_eq!(shared.prefix_hits(&asked).await.unwrap(), count / 2);
+    assert_eq!(shared.list_prefix(&asked).await.unwrap().len(), count / 2);
+    let memory = HostMemory::with(
+        4 * count + 4,
+        &HostMemoryOptions { shared: Some("test".into()), ..Default::default() },
+    );
+    let region: Memory = shared.register(Arc::new(memory.unwrap())).await.unwrap();
+    let mut rest = region.exclusive().unwrap();
+    let mut reads = Vec::with_capacity(count);
+    for key in &keys {
+        let (first, later) = rest.split_at(4).unwrap();
+        reads.push((key, first));
+        rest = later;
+    }
+    let read = shared.batch_get_into(reads).await;
+    for (at, LocalRead { result, into }) in read.into_iter().enumerate() {
+        assert_eq!(result.unwrap(), Some(4));
+        let mut bytes = [0; 4];
+        into.unwrap().copy_to(0, &mut bytes).unwrap();
+        assert_eq!(bytes, (at as u32).to_le_bytes());
+    }
+    let removed = shared.batch_remove(&asked, true).await.unwrap();
+    assert!(removed.iter().enumerate().all(|(at, removed)| *removed.as_ref().unwrap() == (at != count / 2)));
 }
 
 #[tokio::test]

@@ -52,6 +52,10 @@ pub(crate) async fn description(at: SocketAddr) -> (Value, Vec<Operation>) {
     for (path, item) in document["paths"].as_object().unwrap() {
         for (method, described) in item.as_object().unwrap() {
             assert!(!described["summary"].as_str().unwrap_or_default().is_empty(), "{method} {path}");
+            for (status, response) in described["responses"].as_object().unwrap() {
+                let text = response["description"].as_str().unwrap_or_default();
+                assert!(!text.is_empty(), "{method} {path}: status {status} has no description");
+            }
             let method = method.to_uppercase();
             operations.push(Operation { method, path: path.clone(), described: described.clone() });
         }

@@ -17,7 +17,11 @@ pub(crate) fn config() -> MasterConfig {
         rpc_port: 0,
         metrics_host: "127.0.0.1".into(),
         metrics_port: 0,
-        metadata: Some(MetadataServerConfig { host: "127.0.0.1".into(), port: 0, kept_in: None }),
+        metadata: Some(MetadataServerConfig {
+            host: "127.0.0.1".into(),
+            port: 0,
+            ..MetadataServerConfig::default()
+        }),
         clean_up: Some(CleanUpConfig::default()),
         ..MasterConfig::default()
     }

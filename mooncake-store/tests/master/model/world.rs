@@ -1,6 +1,6 @@
 //! Cluster of the model: one master, its nodes, and the permitted results of every read.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::time::Duration;
 
 use mooncake_core::clock::{Clock, Moment};
@@ -11,8 +11,9 @@ use mooncake_store::api::WriteMode;
 use mooncake_store::master::{
     DiskOptions, HotOptions, MasterOptions, PromotionOptions, Put, TenantQuota, Writer,
 };
+use mooncake_store::protocol::wire::OffloadItem;
 
-use super::background::Work;
+use super::background::{LateEnd, Work};
 use super::nodes::Node;
 use super::{KEYS, Mistake, NODES, Setup, Step};
 use crate::common::rig::{Rig, address, client, endpoint};
@@ -28,6 +29,8 @@ pub(crate) const CHUNK: usize = 96;
 /// Number of buffers of the reader, each long enough for any object.
 const BUFFERS: usize = 4;
 const LONGEST: usize = 400;
+/// Number of ticks in which a master forgets a snapshot.
+const TICKS: usize = 300;
 
 pub(crate) type Verdict = Result<(), String>;
 
@@ -49,6 +52,9 @@ impl Value {
             .collect()
     }
 }
+
+/// Values of each key that reads may show, and the number of its values so far.
+pub(crate) type Permitted = HashMap<u64, (Vec<Value>, usize)>;
 
 /// Replica, and the process at its endpoint at the time of the lookup.
 #[derive(Clone, Debug)]
@@ -78,7 +84,12 @@ struct Read {
     buffer: usize,
     /// Marks a dropped read.
     dropped: bool,
+    /// Reader that reports the end of the read, and the number of the read.
+    number: Option<(u64, u64)>,
 }
+
+/// Number of readers that report the end of their reads.
+const READERS: u64 = 2;
 
 pub(crate) struct World {
     pub(crate) rig: Rig,
@@ -86,10 +97,23 @@ pub(crate) struct World {
     pub(crate) mistake: Option<Mistake>,
     pub(crate) nodes: Vec<Node>,
     pub(crate) works: Vec<Work>,
+    /// Ends of copies that may arrive again.
+    pub(crate) late_ends: Vec<LateEnd>,
+    /// Reports of objects written to disk that may arrive again: the owner, the object and the
+    /// number of the work.
+    pub(crate) late_reports: Vec<(u64, OffloadItem, u64)>,
+    /// Client that began the last copy of each key.
+    pub(crate) copiers: HashMap<Vec<u8>, u64>,
+    /// Time of the start of the last write of each key.
+    pub(crate) started: HashMap<Vec<u8>, Moment>,
+    /// Clients that died, and when.
+    pub(crate) died: HashMap<u64, Moment>,
     writes: Vec<Write>,
     /// Writes that timed out and whose bytes are still on their way.
     late: Vec<Write>,
     reads: Vec<Read>,
+    /// Number of the last read.
+    next_read: u64,
     /// Memory of the reader, and its free buffers, the one freed last at the end.
     buffers: Vec<Vec<u8>>,
     free: Vec<usize>,
@@ -97,14 +121,15 @@ pub(crate) struct World {
     current: HashMap<u64, Value>,
     /// Every value that was ever complete, since any of them may be announced after a restart.
     complete: HashMap<u64, Vec<Value>>,
-    /// Keys of which an earlier value may return.
-    loose: HashSet<u64>,
-    pub(crate) restarted: bool,
+    /// Values that a read of a key may show, if a master before the present one may have changed it
+    /// since the snapshot that the present one has read.
+    loose: HashMap<u64, Vec<Value>>,
     leases: HashMap<u64, Moment>,
     /// Key and version for which the master used each replica number.
     numbers: HashMap<ReplicaId, (u64, u64)>,
     pub(crate) next: u64,
-    pub(crate) snapshot: Option<Vec<u8>>,
+    /// Last snapshot, and what was permitted at its time.
+    pub(crate) snapshot: Option<(Vec<u8>, Permitted)>,
     pub(crate) drain: Option<mooncake_core::ids::Uuid>,
     /// Files by owner and key.
     pub(crate) files: HashMap<(u64, Vec<u8>), Vec<u8>>,
@@ -136,15 +161,20 @@ impl World {
             mistake,
             nodes: Vec::new(),
             works: Vec::new(),
+            late_ends: Vec::new(),
+            late_reports: Vec::new(),
+            copiers: HashMap::new(),
+            started: HashMap::new(),
+            died: HashMap::new(),
             writes: Vec::new(),
             late: Vec::new(),
             reads: Vec::new(),
+            next_read: 0,
             buffers: vec![vec![0; LONGEST]; BUFFERS],
             free: (0..BUFFERS).collect(),
             current: HashMap::new(),
             complete: HashMap::new(),
-            loose: HashSet::new(),
-            restarted: false,
+            loose: HashMap::new(),
             leases: HashMap::new(),
             numbers: HashMap::new(),
             next: 1,
@@ -179,6 +209,7 @@ impl World {
                 return self.start(key, len, upsert, replicas, pinned);
             }
             Step::Write { which } => return self.write(which),
+            Step::Store { key, len, replicas } => return self.store(key, len, replicas),
             Step::Revoke { which } => return self.revoke(which),
             Step::TimeOut { which } => return self.time_out(which),
             Step::Land { which } => self.land(which),
@@ -190,13 +221,20 @@ impl World {
             Step::Remove { key, force } => return self.remove(key, force),
             Step::RemoveAll { force } => {
                 self.rig.master.remove_all(force);
-                self.look_for_removed(force);
+                self.look_for_removed(0..KEYS, force);
             }
-            Step::Copy { key, from, to, moves } => self.begin_copy(key, from, to, moves),
+            Step::RemoveMatching { key, force } => {
+                let removed = self.rig.master.remove_matching(&format!("key {key}$"), force);
+                removed.map_err(|error| format!("remove by pattern: {error}"))?;
+                self.look_for_removed(key..key + 1, force);
+            }
+            Step::Clear { key } => self.clear(key),
+            Step::Copy { key, from, to, moves } => return self.begin_copy(key, from, to, moves),
             Step::Drain { from, to } => self.begin_drain(from, to),
             Step::CancelDrain => self.cancel_drain(),
-            Step::Tasks { node } => self.take_tasks(node),
-            Step::Work { which } => self.work(which),
+            Step::Tasks { node } => return self.take_tasks(node),
+            Step::Work { which } => return self.work(which),
+            Step::LateEnd { which } => return self.end_late(which),
             Step::GiveUpWork { which } => self.give_up_work(which),
             Step::DropWork { which } => self.drop_work(which),
             Step::OfferDisk { node } => self.offer_disk(node),
@@ -208,11 +246,23 @@ impl World {
             Step::Unmount { node } => return self.unmount(node),
             Step::Mount { node, same_id } => return self.mount(node, same_id),
             Step::Hear { node } => self.hear(node),
-            Step::Announce { node } => self.announce(node),
+            Step::HearAll => self.hear_all(),
+            Step::Announce { node } => drop(self.announce(node)),
+            Step::AnnounceAll { node } => while self.announce(node) {},
             Step::Snapshot => self.take_snapshot()?,
             Step::Restart { recall, long_leases } => self.restart(recall, long_leases),
-            Step::Pass { tenths } => self.pass(Duration::from_millis(tenths * 100)),
-            Step::Tick => drop(self.rig.master.tick()),
+            Step::Pass { tenths } => {
+                self.pass(Duration::from_millis(tenths * 100));
+                if tenths > 6000 {
+                    // Work that is due by then takes several ticks.
+                    (0..TICKS).for_each(|_| drop(self.rig.master.tick()));
+                }
+            }
+            Step::Tick => {
+                self.report_reads();
+                self.rig.master.tick();
+                return self.check_copiers();
+            }
         }
         Ok(())
     }
@@ -238,10 +288,15 @@ impl World {
         let mode = if upsert { WriteMode::Upsert } else { WriteMode::Put };
         let config = ReplicateConfig { hard_pin: pinned, ..ReplicateConfig::replicas(replicas) };
         let name = self.name(key);
-        let put = Put { writer, mode, key: &name, len, config: &config, group: "" };
+        let put = Put { writer, mode, key: &name, len, config: &config, group: "", session: None };
         let until = self.now().after(GRANT);
         let readable = self.rig.master.peek(&name).is_ok();
-        let Ok(granted) = self.rig.master.put_start(&put) else { return Ok(()) };
+        let granted = match self.rig.master.put_start(&put).map_err(|error| error.code()) {
+            Ok(granted) => granted,
+            Err(ErrorCode::ObjectHasReplicationTask) => return self.check_copier(&put),
+            Err(_) => return Ok(()),
+        };
+        self.started.insert(name.clone(), self.now());
         if mode == WriteMode::Put && readable {
             return Err(format!("a put of {key} was granted although it exists"));
         }
@@ -252,6 +307,16 @@ impl World {
         let value = Value { version: self.next, len: len as usize };
         let places = granted.iter().map(|replica| self.place(replica)).collect();
         self.writes.push(Write { key, writer, places, value, done: 0, until, silent: false });
+        Ok(())
+    }
+
+    /// Starts a write and moves it on to its end.
+    fn store(&mut self, key: u64, len: u64, replicas: u64) -> Verdict {
+        let before = self.writes.len();
+        self.start(key, len, true, replicas, false)?;
+        while self.writes.len() > before && !self.writes[before].silent {
+            self.write(before)?;
+        }
         Ok(())
     }
 
@@ -362,23 +427,40 @@ impl World {
 
     /// Returns the bytes that a read of the key may show.
     fn allowed(&self, key: u64) -> Vec<Vec<u8>> {
-        if self.loose.contains(&key) {
-            return self.complete.get(&key).into_iter().flatten().map(Value::bytes).collect();
-        }
-        self.current.get(&key).map(Value::bytes).into_iter().collect()
+        self.values(key).iter().map(Value::bytes).collect()
+    }
+
+    fn values(&self, key: u64) -> Vec<Value> {
+        let current = || self.current.get(&key).cloned().into_iter().collect();
+        self.loose.get(&key).cloned().unwrap_or_else(current)
+    }
+
+    /// Returns the values that reads may show now.
+    pub(crate) fn permitted(&self) -> Permitted {
+        let completed = |key: u64| self.complete.get(&key).map_or(0, Vec::len);
+        (0..KEYS).map(|key| (key, (self.values(key), completed(key)))).collect()
     }
 
     fn read(&mut self, key: u64) -> Verdict {
         let asked = self.now();
-        let found = self.rig.master.locate(&self.name(key)).map_err(|e| e.code());
+        self.next_read += 1;
+        // Every third read is that of a client of Mooncake C++, which reports nothing.
+        let reader = self.next_read % (READERS + 1);
+        let number = (reader > 0).then_some((reader, self.next_read));
+        let found = match number {
+            Some((reader, number)) => {
+                let ended = self.ended_reads(reader);
+                self.rig.master.locate_for_read(reader, number, ended, &self.name(key))
+            }
+            None => self.rig.master.locate(&self.name(key)),
+        };
+        let found = found.map_err(|e| e.code());
         let allowed = self.allowed(key);
         let list = match found {
             Ok(list) if !allowed.is_empty() => list,
             Ok(_) => return Err(format!("key {key} is readable and should not be")),
             Err(ErrorCode::ObjectNotFound | ErrorCode::ReplicaIsNotReady) => {
-                // The object was evicted, or is gone with its node. It must not return unless it is
-                // announced.
-                self.current.remove(&key);
+                // The object was evicted, or is gone with its node, which may announce it again.
                 return Ok(());
             }
             Err(code) => return Err(format!("locate: {code:?}")),
@@ -391,7 +473,15 @@ impl World {
                     let Some(buffer) = self.free.pop() else { continue };
                     let (place, allowed) = (self.place(&replica), allowed.clone());
                     let deadline = asked.after(list.lease);
-                    self.reads.push(Read { place, allowed, done: 0, deadline, buffer, dropped: false });
+                    self.reads.push(Read {
+                        place,
+                        allowed,
+                        done: 0,
+                        deadline,
+                        buffer,
+                        dropped: false,
+                        number,
+                    });
                 }
                 ReplicaLocation::LocalDisk { client: owner, .. } => {
                     let file = self.files.get(&(owner.0.second, self.name(key)));
@@ -405,8 +495,26 @@ impl World {
         Ok(())
     }
 
+    /// Returns the number up to which all reads of a reader have ended.
+    fn ended_reads(&self, reader: u64) -> u64 {
+        if self.is(Mistake::EndReadsEarly) {
+            return self.next_read;
+        }
+        let open = self.reads.iter().filter(|read| !read.dropped).filter_map(|read| read.number);
+        let first = open.filter(|(of, _)| *of == reader).map(|(_, number)| number).min();
+        // The read that begins now has not ended.
+        first.unwrap_or(self.next_read).saturating_sub(1)
+    }
+
+    /// Reports the ends of reads.
+    fn report_reads(&self) {
+        for reader in 1..=READERS {
+            self.rig.master.report_reads(reader, self.ended_reads(reader));
+        }
+    }
+
     fn check_numbers(&mut self, key: u64, list: &ReplicaList) -> Verdict {
-        if self.loose.contains(&key) {
+        if self.loose.contains_key(&key) {
             return Ok(());
         }
         let value = (key, self.current[&key].version);
@@ -459,11 +567,10 @@ impl World {
 
     fn exist(&mut self, key: u64) -> Verdict {
         let now = self.now();
-        if !self.rig.master.exists(&self.name(key)) {
-            self.current.remove(&key);
-        } else if self.allowed(key).is_empty() {
-            return Err(format!("key {key} exists and should not"));
-        } else {
+        if self.rig.master.exists(&self.name(key)) {
+            if self.allowed(key).is_empty() {
+                return Err(format!("key {key} exists and should not"));
+            }
             self.leases.insert(key, now.after(Duration::from_secs(10)));
         }
         Ok(())
@@ -471,8 +578,19 @@ impl World {
 
     fn remove(&mut self, key: u64, force: bool) -> Verdict {
         let name = self.name(key);
-        if self.rig.master.remove(&name, force).is_err() {
-            return Ok(());
+        match self.rig.master.remove(&name, force).map_err(|error| error.code()) {
+            Ok(()) => {}
+            Err(ErrorCode::ReplicaIsNotReady | ErrorCode::ObjectHasReplicationTask) => {
+                // The value may lie with an expired client, which may announce it again.
+                self.check_blocked(&name)?;
+                return Ok(());
+            }
+            // Nor may a value that was not there yet return.
+            Err(ErrorCode::ObjectNotFound) => {
+                self.gone(key);
+                return Ok(());
+            }
+            Err(_) => return Ok(()),
         }
         let is_leased = self.leases.get(&key).is_some_and(|lease| *lease > self.now());
         if self.mistake.is_none() && !force && is_leased {
@@ -485,32 +603,44 @@ impl World {
         }
     }
 
-    /// Records a removed key. An owner that has not received the removal may announce the object to
-    /// the next master.
-    fn gone(&mut self, key: u64) {
-        self.current.remove(&key);
-        self.leases.remove(&key);
-        if self.restarted {
-            self.loose.insert(key);
+    /// Clears the replicas of the readable value, as its writer.
+    fn clear(&mut self, key: u64) {
+        let Some(value) = self.current.get(&key) else { return };
+        let name = self.name(key);
+        let cleared = self.rig.master.clear_replicas(&[&name], client(100_000 + value.version), "");
+        if !cleared.is_empty() {
+            self.gone(key);
         }
     }
 
-    /// Checks after a remove of all that objects which cannot be read do not return.
-    fn look_for_removed(&mut self, force: bool) {
-        for key in 0..KEYS {
+    /// Records a removed key, of which no value may return.
+    fn gone(&mut self, key: u64) {
+        self.current.remove(&key);
+        self.leases.remove(&key);
+        self.loose.remove(&key);
+    }
+
+    /// Checks after a remove of many that objects which cannot be read do not return.
+    fn look_for_removed(&mut self, keys: std::ops::Range<u64>, force: bool) {
+        for key in keys.clone() {
             if self.rig.master.peek(&self.name(key)).is_err() {
                 self.gone(key);
             }
         }
         if force {
-            self.leases.clear();
+            self.leases.retain(|key, _| !keys.contains(key));
         }
     }
 
-    /// Records another master: any value that was complete may be announced to it.
-    pub(crate) fn loosen(&mut self) {
-        self.restarted = true;
-        self.loose.extend(0..KEYS);
+    /// Records another master. It knows a snapshot with the `known` values, or none. Changes by
+    /// the masters before it since that snapshot are uncertain: each of them counts or is lost.
+    pub(crate) fn loosen(&mut self, known: Option<Permitted>) {
+        for key in 0..KEYS {
+            let known = known.as_ref().and_then(|known| known.get(&key).cloned());
+            let (mut values, completed) = known.unwrap_or_default();
+            values.extend(self.complete.get(&key).into_iter().flatten().skip(completed).cloned());
+            self.loose.insert(key, values);
+        }
         self.leases.clear();
         let last = self.now().after(OLD_GRANT);
         for write in self.writes.iter_mut().chain(&mut self.late) {
@@ -555,7 +685,7 @@ impl World {
         for node in 0..NODES {
             self.resume(node)?;
             let at = &self.nodes[node as usize];
-            let _ = self.rig.master.release_kept(client(at.client), at.segment.id);
+            let _ = self.rig.master.release_reserved(client(at.client), at.segment.id);
         }
         self.pass(GRANT + Duration::from_secs(100));
         self.rig.master.tick();

@@ -36,7 +36,7 @@ const LINE: u64 = 64 << 20;
 const EVENTS: usize = 64;
 /// Time without a message after which a watch is opened again. It bounds the life of a watch that
 /// has no reader any more.
-const WATCH_SILENCE: Duration = Duration::from_secs(5);
+const WATCH_IDLE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Metadata directory in etcd. Runs on a tokio runtime.
 ///
@@ -198,11 +198,11 @@ impl Leases for EtcdMetadata {
         if response["succeeded"] == true {
             return Ok(Some(Hold { revision: number(&response["header"]["revision"]), ..hold }));
         }
-        self.let_go(hold).await?;
+        self.release(hold).await?;
         Ok(None)
     }
 
-    async fn keep(&self, hold: &Hold) -> Result<bool> {
+    async fn renew(&self, hold: &Hold) -> Result<bool> {
         let response = self.post("lease/keepalive", &json!({"ID": hold.lease.to_string()})).await?;
         // A lease without a time to live has expired. A lease outlives its key if another client
         // deletes or writes the key.
@@ -210,7 +210,7 @@ impl Leases for EtcdMetadata {
             && self.get(&hold.key).await?.is_some_and(|there| there.revision == hold.revision))
     }
 
-    async fn let_go(&self, hold: Hold) -> Result<()> {
+    async fn release(&self, hold: Hold) -> Result<()> {
         let lease = json!({"ID": hold.lease.to_string()});
         let Err(error) = self.post("lease/revoke", &lease).await else { return Ok(()) };
         // An expired lease has no granted time.
@@ -264,7 +264,7 @@ impl Watch {
         let request = request
             .timeout_global(None)
             .timeout_connect(Some(CONNECT))
-            .timeout_per_read(Some(WATCH_SILENCE))
+            .timeout_per_read(Some(WATCH_IDLE_TIMEOUT))
             .build()
             .content_type("application/json");
         let broken = |error: &dyn std::fmt::Display| Error::new(ErrorCode::RpcFail, error.to_string());
@@ -280,7 +280,7 @@ impl Watch {
             match lines.by_ref().take(LINE).read_until(b'\n', &mut line) {
                 Ok(0) => return Ok(End::Again),
                 Ok(_) => {}
-                Err(error) if is_silence(&error) => return Ok(End::Again),
+                Err(error) if is_timeout(&error) => return Ok(End::Again),
                 Err(error) => return Err(error.into()),
             }
             match response::watch_line(&line)? {
@@ -299,7 +299,7 @@ impl Watch {
     }
 }
 
-fn is_silence(error: &std::io::Error) -> bool {
+fn is_timeout(error: &std::io::Error) -> bool {
     let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<ureq::Error>());
     matches!(inner, Some(ureq::Error::Timeout(_)))
         || matches!(error.kind(), std::io::ErrorKind::TimedOut | std::io::ErrorKind::WouldBlock)

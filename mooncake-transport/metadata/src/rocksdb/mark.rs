@@ -3,14 +3,15 @@
 //! A log with a missing end looks like the log after a crash, to RocksDB too. This file
 //! distinguishes the two: a crash loses only changes that were not acknowledged yet.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{self, Read};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use mooncake_core::fork::ParentOnly;
 use mooncake_core::meta::fingerprint;
 use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_transport::private_files::{FileMode, Folder, Opening};
 use rustix::fs::{FlockOperation, flock};
 
 const NAME: &str = "acknowledged";
@@ -30,21 +31,19 @@ pub(super) struct Mark {
 }
 
 impl Mark {
-    /// Locks a folder that has a mark file, or is empty.
+    /// Locks a folder that has a mark file, or is empty, and makes it private to this user.
     ///
     /// # Errors
     /// Returns `FILE_LOCK_FAIL` if another process has it, `INVALID_PARAMS` if it has other
     /// contents, `CHECKSUM_MISMATCH` if it is damaged, and `FILE_OPEN_FAIL`.
     pub(super) fn take(folder: &Path) -> Result<Self> {
         let unusable = |error: io::Error| Error::new(ErrorCode::FileOpenFail, format!("{NAME}: {error}"));
-        let path = folder.join(NAME);
-        if !path.exists() && folder.read_dir().map_err(unusable)?.next().is_some() {
+        let own = Folder::own(folder).map_err(unusable)?;
+        let entries = own.entries().map_err(unusable)?;
+        if !entries.is_empty() && entries.iter().all(|entry| entry.name != NAME) {
             return Err(Error::invalid("the folder has other contents than a metadata directory"));
         }
-        // Keys and values are private to this user.
-        let file =
-            OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path);
-        let mut file = file.map_err(unusable)?;
+        let mut file = own.file(NAME, Opening::Create, FileMode::PRIVATE).map_err(unusable)?;
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(rustix::io::Errno::WOULDBLOCK) => {
@@ -52,6 +51,8 @@ impl Mark {
             }
             Err(error) => return Err(unusable(error.into())),
         }
+        // RocksDB creates its files with permissions that depend on the umask.
+        own.narrow_if(|_| true).and_then(|()| own.keep_files_private()).map_err(unusable)?;
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes).map_err(unusable)?;
         let number = match read(&bytes) {

@@ -18,6 +18,7 @@ use mooncake_core::meta::{
     Expect, MetaCapabilities, MetaEvent, MetaValue, MetadataBackend, Watchers, fingerprint,
 };
 use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_transport::private_files::Folder;
 use parking_lot::{Condvar, Mutex};
 
 use crate::settings::FOLDER;
@@ -57,26 +58,26 @@ impl RocksMetadata {
                 "metadata directory {url:?}: expected {FOLDER} and an absolute path"
             )));
         }
-        Shared::open(path).map(|shared| Self { shared }).map_err(|error| error.context(whose(path)))
+        Shared::open(path).map(|shared| Self { shared }).map_err(|error| error.context(describe(path)))
     }
 
     /// Runs a function on a thread that may block.
     async fn with<A: Send + 'static>(
         &self,
-        ask: impl FnOnce(&mut State) -> Result<A> + Send + 'static,
+        operation: impl FnOnce(&mut State) -> Result<A> + Send + 'static,
     ) -> Result<A> {
-        let place = whose(&self.shared.path);
+        let place = describe(&self.shared.path);
         let runtime = tokio::runtime::Handle::try_current()
             .map_err(|_| Error::invalid(format!("cannot use {place}: no tokio runtime; call it on one")))?;
         let shared = self.shared.clone();
-        let asked = runtime.spawn_blocking(move || ask(&mut shared.state.lock())).await;
-        asked
+        let outcome = runtime.spawn_blocking(move || operation(&mut shared.state.lock())).await;
+        outcome
             .unwrap_or_else(|error| Err(Error::internal(format!("blocking call was cancelled: {error}"))))
             .map_err(|error| error.context(place))
     }
 }
 
-fn whose(path: &Path) -> String {
+fn describe(path: &Path) -> String {
     format!("metadata directory {FOLDER}{}", path.display())
 }
 
@@ -127,7 +128,7 @@ struct State {
     mark: Mark,
     watchers: Watchers,
     /// Key and number of a failed change that may have been applied.
-    doubt: Option<(String, u64)>,
+    uncertain_change: Option<(String, u64)>,
 }
 
 #[derive(Debug)]
@@ -146,7 +147,7 @@ static CLOSED: Condvar = Condvar::new();
 impl Shared {
     fn open(path: &Path) -> Result<Arc<Self>> {
         let unusable = |error: std::io::Error| Error::new(ErrorCode::FileOpenFail, error.to_string());
-        std::fs::create_dir_all(path).map_err(unusable)?;
+        Folder::own(path).map_err(unusable)?;
         let path = path.canonicalize().map_err(unusable)?;
         let mut open = OPEN.lock();
         while let Some(known) = open.get_or_insert_default().get(&path) {
@@ -158,7 +159,8 @@ impl Shared {
         let mark = Mark::take(&path)?;
         let opened = Opened::open(&path, &mark)?;
         let watchers = Watchers::default();
-        let state = State { path: path.clone(), opened: Some(opened), mark, watchers, doubt: None };
+        let state =
+            State { path: path.clone(), opened: Some(opened), mark, watchers, uncertain_change: None };
         let shared = Arc::new(Self { path: path.clone(), state: Mutex::new(state) });
         open.get_or_insert_default().insert(path, Arc::downgrade(&shared));
         Ok(shared)
@@ -234,14 +236,14 @@ impl State {
             Some(opened) => opened,
             None => {
                 let opened = Opened::open(&self.path, &self.mark)?;
-                if let Some((key, number)) = &self.doubt
+                if let Some((key, number)) = &self.uncertain_change
                     && *number <= opened.last
                 {
                     let now = opened.get(key)?;
                     tracing::info!(key, number, "failed write was applied");
                     self.watchers.notify(key, now.as_ref());
                 }
-                self.doubt = None;
+                self.uncertain_change = None;
                 opened
             }
         };
@@ -279,7 +281,7 @@ impl State {
             // The outcome is known only once RocksDB has read its log again. It accepts no writes
             // before that either.
             self.opened = None;
-            self.doubt = Some((key.to_owned(), number));
+            self.uncertain_change = Some((key.to_owned(), number));
             return Err(error);
         }
         self.watchers.notify(key, value.map(|value| MetaValue { value, revision: number }).as_ref());
@@ -317,7 +319,7 @@ mod tests {
     use futures::{FutureExt, StreamExt};
 
     #[tokio::test]
-    async fn a_write_that_failed_and_was_made_is_told_of() {
+    async fn failed_but_applied_write_is_watched() {
         let folder = tempfile::tempdir().unwrap();
         let url = format!("{FOLDER}{}", folder.path().display());
         // The suite in `tests/` decides whether the library must be present.
@@ -330,8 +332,8 @@ mod tests {
         assert!(events.next().now_or_never().is_none(), "nobody knows yet");
         let now = backend.get("k").await.unwrap().unwrap();
         assert_eq!(now.value, "2");
-        let told = events.next().now_or_never().flatten().unwrap();
-        assert_eq!((told.key.as_str(), told.value), ("k", Some(now)));
+        let event = events.next().now_or_never().flatten().unwrap();
+        assert_eq!((event.key.as_str(), event.value), ("k", Some(now)));
         backend.delete("k").await.unwrap_err();
         assert!(backend.list("").await.unwrap().is_empty());
         assert_eq!(events.next().now_or_never().flatten().unwrap().value, None);

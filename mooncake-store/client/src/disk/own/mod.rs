@@ -1,17 +1,21 @@
 //! The disk of this client: its store, its server for readers, and its counters.
 
+#[allow(unsafe_code)]
+mod loan_buffer;
 mod open;
 mod owner;
+mod prefetch_queue;
 mod running;
 mod scrape;
 mod serve;
-#[allow(unsafe_code)]
-mod shelf;
+mod verify;
 
 pub(crate) use self::open::open;
 pub(crate) use self::owner::Disk;
 pub use self::owner::DiskReport;
+pub(crate) use self::prefetch_queue::QueuedPrefetch;
 pub(crate) use self::running::{Running, Slot, report};
+pub(crate) use self::verify::{VerifiedKeys, VerifyOwn};
 
 /// Splits a key of a disk into tenant and key. A key without a tenant belongs to the default
 /// tenant.

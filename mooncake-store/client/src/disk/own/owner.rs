@@ -12,7 +12,8 @@ use mooncake_disk::{FileStore, StoreStats};
 use mooncake_transport::Transport;
 use parking_lot::Mutex;
 
-use super::shelf::{LentBuffer, Shelf};
+use super::loan_buffer::{LoanBuffer, LoanSlice};
+use super::prefetch_queue::PrefetchQueue;
 use super::split;
 use crate::config::OffloadConfig;
 use crate::disk::scoped;
@@ -20,7 +21,7 @@ use mooncake_protocol::api::DEFAULT_TENANT;
 use mooncake_protocol::wire::{Lent, LentParts};
 
 /// Time that a stalled disk gets to respond to a probe.
-const SIGN_OF_LIFE: Duration = Duration::from_secs(1);
+const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Maximum number of objects that are read together.
 const MAX_BATCH: usize = 4096;
 
@@ -31,7 +32,7 @@ pub(crate) struct Disk<T: Transport> {
     pub(crate) store: FileStore,
     /// Endpoint of the server of the disk; empty if the disk has no server.
     pub(crate) endpoint: String,
-    pub(crate) counts: Counts,
+    pub(crate) counts: DiskCounts,
     /// Notification for the heartbeat: there is something to report to the master or to request
     /// from it.
     pub(crate) wake: tokio::sync::Notify,
@@ -39,31 +40,33 @@ pub(crate) struct Disk<T: Transport> {
     /// regardless of the caller.
     pub(crate) tenants: AtomicBool,
     /// Number of operations that exceeded their time limit and have not finished.
-    pub(crate) behind: AtomicUsize,
-    pub(crate) shelf: Shelf<T>,
-    /// Endpoint that other nodes open to reach the shelf.
-    pub(crate) memory: String,
+    pub(crate) overdue_operations: AtomicUsize,
+    pub(crate) loan_buffer: LoanBuffer<T>,
+    /// Endpoint that other nodes open to reach the loan buffer.
+    pub(crate) memory_endpoint: String,
     pub(crate) clock: SharedClock,
-    pub(crate) lent: Mutex<Loans<T>>,
+    /// Objects that are to return to memory.
+    pub(crate) prefetches: PrefetchQueue,
+    pub(crate) loans: Mutex<Loans<T>>,
 }
 
 /// Loans that are active, with their expiry times.
 #[derive(Debug)]
 pub(crate) struct Loans<T: Transport> {
     pub(crate) rng: Rng,
-    pub(crate) batches: HashMap<u64, (Moment, Vec<LentBuffer<T>>)>,
+    pub(crate) batches: HashMap<u64, (Moment, Vec<LoanSlice<T>>)>,
 }
 
 /// Part of an object, with the length of the whole object as the caller knows it.
 #[derive(Debug)]
-pub(crate) struct Wanted {
+pub(crate) struct PartToLend {
     pub(crate) key: Vec<u8>,
     pub(crate) size: u64,
     /// Range of the part. It is not empty and lies inside the object.
     pub(crate) range: Range<u64>,
 }
 
-impl Wanted {
+impl PartToLend {
     fn len(&self) -> u64 {
         self.range.end - self.range.start
     }
@@ -71,7 +74,7 @@ impl Wanted {
 
 /// Counters of a disk since the start.
 #[derive(Debug, Default)]
-pub(crate) struct Counts {
+pub(crate) struct DiskCounts {
     pub(crate) offloaded: AtomicU64,
     pub(crate) offloaded_bytes: AtomicU64,
     pub(crate) refused: AtomicU64,
@@ -106,37 +109,37 @@ pub struct DiskReport {
 }
 
 /// Checks that an object has the length that its reader expects.
-fn is_long(there: u64, size: u64) -> Result<()> {
-    match there == size {
+fn check_len(stored_len: u64, size: u64) -> Result<()> {
+    match stored_len == size {
         true => Ok(()),
-        false => Err(Error::invalid(format!("the object has {there} bytes, not {size}"))),
+        false => Err(Error::invalid(format!("the object has {stored_len} bytes, not {size}"))),
     }
 }
 
-fn unanswered() -> Error {
+fn disk_timeout() -> Error {
     Error::new(ErrorCode::RpcTimeout, "the disk does not answer")
 }
 
 impl<T: Transport> Disk<T> {
     /// Returns the contents and counters of the disk.
     pub(crate) fn report(&self) -> DiskReport {
-        let of = |count: &AtomicU64| count.load(Relaxed);
+        let read = |count: &AtomicU64| count.load(Relaxed);
         let counts = &self.counts;
         DiskReport {
             store: self.store.stats(),
-            offloaded: of(&counts.offloaded),
-            offloaded_bytes: of(&counts.offloaded_bytes),
-            refused: of(&counts.refused),
-            promoted: of(&counts.promoted),
-            read: of(&counts.read),
-            read_bytes: of(&counts.read_bytes),
-            unread: of(&counts.unread),
-            lent_bytes: self.shelf.used(),
+            offloaded: read(&counts.offloaded),
+            offloaded_bytes: read(&counts.offloaded_bytes),
+            refused: read(&counts.refused),
+            promoted: read(&counts.promoted),
+            read: read(&counts.read),
+            read_bytes: read(&counts.read_bytes),
+            unread: read(&counts.unread),
+            lent_bytes: self.loan_buffer.used(),
         }
     }
 
     /// Returns the key in the store of the object that a reader calls `key`.
-    fn named(&self, key: &[u8]) -> Vec<u8> {
+    fn store_key(&self, key: &[u8]) -> Vec<u8> {
         // A key with a NUL byte names its tenant. Any other interpretation would name another
         // object.
         let (tenant, own) = split(key);
@@ -157,18 +160,18 @@ impl<T: Transport> Disk<T> {
 
     /// Reads parts of objects into memory that other nodes may read for a limited time. Each object
     /// must have the length that the reader knows. The call reads all parts or none.
-    pub(crate) async fn lend(&self, wanted: Vec<Wanted>) -> Result<LentParts> {
+    pub(crate) async fn lend(&self, parts: Vec<PartToLend>) -> Result<LentParts> {
         let outcome = match self.is_stalled() {
-            true => Err(unanswered()),
+            true => Err(disk_timeout()),
             false => {
-                let lent = tokio::time::timeout(self.readers_wait(), self.lend_all(&wanted)).await;
-                lent.unwrap_or_else(|_| Err(unanswered()))
+                let outcome = tokio::time::timeout(self.reader_timeout(), self.lend_all(&parts)).await;
+                outcome.unwrap_or_else(|_| Err(disk_timeout()))
             }
         };
-        let objects = wanted.len() as u64;
+        let objects = parts.len() as u64;
         match &outcome {
             Ok(_) => {
-                let bytes = wanted.iter().map(Wanted::len).fold(0, u64::saturating_add);
+                let bytes = parts.iter().map(PartToLend::len).fold(0, u64::saturating_add);
                 self.counts.read.fetch_add(objects, Relaxed);
                 self.counts.read_bytes.fetch_add(bytes, Relaxed);
             }
@@ -184,40 +187,59 @@ impl<T: Transport> Disk<T> {
         outcome
     }
 
-    async fn lend_all(&self, wanted: &[Wanted]) -> Result<LentParts> {
-        if wanted.len() > MAX_BATCH {
-            return Err(Error::invalid(format!("{} objects at once; at most {MAX_BATCH}", wanted.len())));
+    async fn lend_all(&self, parts: &[PartToLend]) -> Result<LentParts> {
+        if parts.len() > MAX_BATCH {
+            return Err(Error::invalid(format!("{} objects at once; at most {MAX_BATCH}", parts.len())));
         }
-        let mut names = Vec::with_capacity(wanted.len());
-        for Wanted { key, size, .. } in wanted {
-            let name = self.named(key);
-            let there = self.store.value_len(&name).ok_or(ErrorCode::ObjectNotFound)?;
-            is_long(there, *size)?;
-            names.push(name);
+        let mut keys = Vec::with_capacity(parts.len());
+        for PartToLend { key: reader_key, size, .. } in parts {
+            let key = self.store_key(reader_key);
+            let stored_len = self.store.value_len(&key).ok_or(ErrorCode::ObjectNotFound)?;
+            check_len(stored_len, *size)?;
+            keys.push(key);
         }
-        let lens: Vec<u64> = wanted.iter().map(Wanted::len).collect();
-        let mut buffers = self.shelf.take(&lens, self.readers_wait()).await?;
+        let lens: Vec<u64> = parts.iter().map(PartToLend::len).collect();
+        // A reader that gets no space must receive the error before its time for the disk is over.
+        let mut buffers = self.loan_buffer.allocate(&lens, self.reader_timeout() / 2).await?;
         // Each part is copied while others are still being read.
-        let reads = names.iter().zip(wanted).zip(&mut buffers).map(|((name, wanted), buffer)| async move {
-            let part = self.store.read_part(name, wanted.range.clone()).await?;
+        let reads = keys.iter().zip(parts).zip(&mut buffers).map(|((key, requested), buffer)| async move {
+            let part = self.store.read_part(key, requested.range.clone()).await?;
             // The object may have been replaced while this call waited for space in the buffer.
-            is_long(part.value_len(), wanted.size)?;
+            check_len(part.value_len(), requested.size)?;
             buffer.copy_from(&part)?;
             Ok::<_, Error>(part.version())
         });
         let versions = futures::future::try_join_all(reads).await?;
-        let addresses = buffers.iter().map(LentBuffer::address).collect();
-        let mut lent = self.lent.lock();
-        let batch = lent.rng.next_u64();
-        lent.batches.insert(batch, (self.clock.now().after(self.config.lend), buffers));
+        let addresses = buffers.iter().map(LoanSlice::address).collect();
+        let mut loans = self.loans.lock();
+        let batch = loans.rng.next_u64();
+        loans.batches.insert(batch, (self.clock.now().after(self.config.lend), buffers));
         let ttl_ms = u64::try_from(self.config.lend.as_millis()).unwrap_or(u64::MAX);
-        let lent = Lent { batch, addresses, endpoint: self.memory.clone(), ttl_ms };
-        Ok(LentParts { lent, versions })
+        let reply = Lent { batch, addresses, endpoint: self.memory_endpoint.clone(), ttl_ms };
+        Ok(LentParts { lent: reply, versions })
+    }
+
+    /// Returns whether an object that a reader calls `key` is on the disk; `None` if the disk does
+    /// not respond in time.
+    pub(crate) async fn has(&self, key: &[u8]) -> Option<bool> {
+        let name = self.store_key(key);
+        if self.is_stalled() {
+            return None;
+        }
+        if self.store.value_len(&name).is_none() {
+            return Some(false);
+        }
+        match tokio::time::timeout(self.reader_timeout(), self.store.read_part(&name, 0..1)).await {
+            Ok(Ok(_)) => Some(true),
+            // A damaged or missing file is no longer listed.
+            Ok(Err(_)) if !self.store.contains(&name) => Some(false),
+            Ok(Err(_)) | Err(_) => None,
+        }
     }
 
     /// Returns the longest time that a reader waits for space in the buffer, and for the disk.
     /// Readers have their own timeouts, which are mostly shorter.
-    fn readers_wait(&self) -> Duration {
+    fn reader_timeout(&self) -> Duration {
         self.config.patience / 3
     }
 
@@ -230,17 +252,17 @@ impl<T: Transport> Disk<T> {
 
     /// Returns whether the disk is stalled, or has not finished an operation that exceeded its time
     /// limit.
-    pub(crate) fn is_behind(&self) -> bool {
-        self.behind.load(Relaxed) != 0 || self.is_stalled()
+    pub(crate) fn is_overdue(&self) -> bool {
+        self.overdue_operations.load(Relaxed) != 0 || self.is_stalled()
     }
 
     /// Returns whether the heartbeat may use the disk. Probes the disk first if it is stalled.
     pub(crate) async fn is_usable(self: &Arc<Self>) -> bool {
-        if self.behind.load(Relaxed) == 0 && self.is_stalled() {
+        if self.overdue_operations.load(Relaxed) == 0 && self.is_stalled() {
             let disk = self.clone();
-            let _ = self.within(SIGN_OF_LIFE, async move { disk.store.probe().await }).await;
+            let _ = self.within(PROBE_TIMEOUT, async move { disk.store.probe().await }).await;
         }
-        let usable = !self.is_behind();
+        let usable = !self.is_overdue();
         if !usable {
             tracing::warn!(path = %self.config.path.display(), "the disk does not answer; nothing goes to it");
         }
@@ -259,47 +281,59 @@ impl<T: Transport> Disk<T> {
 
     async fn within<R: Send + 'static>(
         self: &Arc<Self>,
-        patience: Duration,
+        timeout: Duration,
         work: impl Future<Output = R> + Send + 'static,
     ) -> Result<R> {
         let mut task = tokio::spawn(work);
-        match tokio::time::timeout(patience, &mut task).await {
+        match tokio::time::timeout(timeout, &mut task).await {
             Ok(done) => done.map_err(|error| Error::internal(format!("work on a disk failed: {error}"))),
             Err(_) => {
-                self.behind.fetch_add(1, Relaxed);
+                self.overdue_operations.fetch_add(1, Relaxed);
                 let disk = self.clone();
                 tokio::spawn(async move {
                     let _ = task.await;
-                    disk.behind.fetch_sub(1, Relaxed);
+                    disk.overdue_operations.fetch_sub(1, Relaxed);
                     disk.wake.notify_one();
                 });
-                Err(unanswered())
+                Err(disk_timeout())
             }
         }
     }
 
     /// Reads an object into registered memory.
-    pub(crate) async fn shelve(&self, key: &[u8], len: u64) -> Result<LentBuffer<T>> {
-        let mut buffers = self.shelf.take(&[len], self.readers_wait()).await?;
+    pub(crate) async fn read_to_buffer(&self, key: &[u8], len: u64) -> Result<LoanSlice<T>> {
+        let mut buffers = self.loan_buffer.allocate(&[len], self.reader_timeout()).await?;
         let value = self.store.read_part(key, 0..len).await?;
-        is_long(value.value_len(), len)?;
+        check_len(value.value_len(), len)?;
         let mut buffer = buffers.pop().ok_or(ErrorCode::InternalError)?;
         buffer.copy_from(&value)?;
         Ok(buffer)
     }
 
+    /// Queues the prefetch of those objects that are on this disk with this length. Returns whether
+    /// any are, and all of them are queued.
+    pub(crate) fn queue_prefetches(&self, tenant: &str, objects: &[(&[u8], i64)]) -> bool {
+        let has_tenants = self.tenants.load(Relaxed) && !tenant.is_empty();
+        let tenant = if has_tenants { tenant } else { DEFAULT_TENANT };
+        let is_stored = |(key, size): &&(&[u8], i64)| {
+            self.store.value_len(&scoped(tenant, key)).is_some_and(|len| len.cast_signed() == *size)
+        };
+        let objects: Vec<_> = objects.iter().filter(is_stored).copied().collect();
+        !objects.is_empty() && self.prefetches.add(tenant, &objects)
+    }
+
     /// Ends a loan. Returns whether the loan existed.
-    pub(crate) fn take_back(&self, batch: u64) -> bool {
-        let lent = self.lent.lock().batches.remove(&batch);
+    pub(crate) fn end_loan(&self, batch: u64) -> bool {
+        let loan = self.loans.lock().batches.remove(&batch);
         // The memory is freed after the lock is released, because readers that wait for space are
         // notified then.
-        lent.is_some()
+        loan.is_some()
     }
 
     /// Ends all loans that have expired.
-    pub(crate) fn take_back_overdue(&self) {
+    pub(crate) fn end_expired_loans(&self) {
         let now = self.clock.now();
-        let overdue: Vec<_> = self.lent.lock().batches.extract_if(|_, (until, _)| *until <= now).collect();
-        drop(overdue);
+        let expired: Vec<_> = self.loans.lock().batches.extract_if(|_, (until, _)| *until <= now).collect();
+        drop(expired);
     }
 }

@@ -21,4 +21,8 @@ impl<T: Transport> Inner<T> {
     }
 
     pub(crate) fn offer_disk_again(&self) {}
+
+    pub(crate) fn queue_own_prefetches(&self, _tenant: &str, _objects: &[(&[u8], i64)]) -> bool {
+        false
+    }
 }

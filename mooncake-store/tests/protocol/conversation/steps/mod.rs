@@ -74,6 +74,7 @@ pub(crate) fn segment(number: u64) -> Segment {
         endpoint: format!("host{number}:2"),
         protocol: "tcp".into(),
         host_id: format!("host{number}"),
+        locality: None,
     }
 }
 

@@ -396,7 +396,7 @@ impl<P: Pass> Talk<'_, P> {
 
     async fn clear(&mut self, step: &str, who: u64, keys: &[&str], segment_name: &str) {
         let keys: Vec<&[u8]> = keys.iter().map(|key| key.as_bytes()).collect();
-        let call = BatchReplicaClear { keys: Cow::Owned(keys), client: client(who), segment_name };
+        let call = ClearOfAnyTenant { keys: Cow::Owned(keys), client: client(who), segment_name };
         let answer = self.rpc.call(&call).await.unwrap();
         let answer = answer.map(|keys| {
             let mut keys: Vec<_> = keys.iter().map(|key| String::from_utf8_lossy(key).into_owned()).collect();
