@@ -10,6 +10,7 @@ use std::process::{Command, Stdio};
 use common::{dir, engines, get, open, pattern, put};
 use mooncake_core::ErrorKind;
 use mooncake_core::clock::Rng;
+use mooncake_core::testkit::test_seed;
 use mooncake_disk::{DiskConfig, EngineKind, FileStore, StoreConfig};
 use tempfile::TempDir;
 
@@ -193,7 +194,7 @@ fn writer() {
 #[test]
 fn killed_while_writing() {
     let dir = dir();
-    let mut rng = Rng::from_os();
+    let mut rng = Rng::seeded(test_seed());
     // Possible content of each key: the last acknowledged value, and the one in progress.
     let mut possible: std::collections::HashMap<u64, Vec<Option<(u64, u64)>>> = Default::default();
     let (mut survivors, mut rounds) = (0, 0);

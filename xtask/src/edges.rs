@@ -20,8 +20,8 @@ const LIMIT: Duration = Duration::from_secs(120);
 const AT_A_TIME: usize = 5;
 
 /// Runs every test of the table, and every test with each of its bugs. A bug that its test does not
-/// detect is an error. `after_tests` leaves out runs without a bug that `cargo test` includes.
-pub(crate) fn run(words: &[&str], after_tests: bool) -> Result {
+/// detect is an error.
+pub(crate) fn run(words: &[&str]) -> Result {
     step("edges");
     let built = cargo(&["test", "--workspace", "--all-features", "--no-run"]).shown_output()?;
     let mut runs = Vec::new();
@@ -34,11 +34,7 @@ pub(crate) fn run(words: &[&str], after_tests: bool) -> Result {
             if !listed(&program, &["--exact", edge.test])?.iter().any(|name| name == edge.test) {
                 return Err(format!("{} has no test {}", edge.program, edge.test));
             }
-            let is_ignored =
-                || Ok::<_, String>(!listed(&program, &["--ignored", "--exact", edge.test])?.is_empty());
-            if !after_tests || is_ignored()? {
-                runs.push((*subject, edge, program.clone(), None));
-            }
+            runs.push((*subject, edge, program.clone(), None));
             runs.extend(edge.bugs.iter().map(|bug| (*subject, edge, program.clone(), Some(*bug))));
         }
     }

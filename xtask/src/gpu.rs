@@ -2,7 +2,7 @@
 
 use std::process::{Command, ExitCode};
 
-use crate::run::{Programs, Result, cargo, step, target_dir};
+use crate::run::{Result, cargo, target_dir};
 
 /// Builds the program and runs it, with `--fake` on a fake libcuda; `--build` only builds it.
 /// Returns the exit code of the program, which is 3 without a GPU.
@@ -24,12 +24,6 @@ pub(crate) fn test(words: &[&str]) -> ExitCode {
             ExitCode::FAILURE
         }
     }
-}
-
-/// Runs the part of the tests that CI runs.
-pub(crate) fn on_fake() -> Result {
-    step("GPU memory, on a fake libcuda");
-    Programs::checked()?.run("gpu_test", &["--fake"]).run()
 }
 
 /// Builds the program and returns its path. Measurements need an optimised build; the fake has

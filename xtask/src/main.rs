@@ -2,17 +2,18 @@
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line tool talks to its terminal")]
 
 mod arrows;
-mod aside;
 mod bench;
 mod debian;
 mod edges;
 mod features;
 mod fuzz;
+mod gate;
 mod gpu;
 mod header;
 mod interop;
 mod mixed;
 mod network;
+mod nightly;
 mod peer;
 mod prose;
 mod python;
@@ -32,6 +33,8 @@ use run::{Programs, Result, cargo, step};
 
 const HELP: &str = "\
 cargo xtask <task>
+
+`.ci/run` runs `lint` and `test`.
 
 Tests
   test          unit, conformance, property, end-to-end and documentation tests, several programs
@@ -58,7 +61,8 @@ Tests
   examples      builds and runs each example, the trace replay with kill -9 included
   interop       nodes of this project and of Mooncake C++ in one cluster (Linux; installs Mooncake
                 C++ with pip); words choose parts: clusters, calls, engines, and the names of the
-                scripts in mooncake-python/tests/peer, such as `versions`
+                scripts in mooncake-python/tests/peer, such as `versions`; --check compares
+                the table of versions in docs/compatibility.md, which the task writes otherwise
   mixed         clusters of this version and the last release (xtask/last-release), which is built
   torture       clients that check every read while owners, clients and masters are stopped, killed
                 and replaced at random, for a minute (--seconds N, --seed N, --restarts kills
@@ -72,11 +76,15 @@ Tests
   rdma-test     the tests that need RDMA devices, in a virtual machine with two Soft-RoCE devices
                 (Debian 12 as root; installs packages); words choose tests by name and leave out
                 the replay and the machine with two NUMA nodes; `--run COMMAND..` runs a command
-                there instead, `--nodes COMMAND..` on the machine with two NUMA nodes;
-                `--after-tests` uses the programs that `test` has built
+                there instead, `--nodes COMMAND..` on the machine with two NUMA nodes
   gpu-test      builds and runs the program that tests GPU memory (exits with 3 without a GPU);
                 words choose parts; --fake: on a fake of libcuda; --build: for another machine
-  ci            all of the above and all checks, as .ci/run does
+  load          clients that join, leave and die for a minute
+  hostile       hundreds of connections of every hostile kind at a master
+  gate          `test` after ten runs that were killed, with few descriptors and little locked
+                memory
+  nightly       all of the above that are random, slow, privileged or need other projects, one after
+                the other, with a new seed and a table at the end (words choose parts)
 
 Checks
   lint          rustfmt, spelling, `arrows`, `prose`, clippy, rustdoc; warnings are errors
@@ -86,12 +94,12 @@ Checks
                 choose files and folders, --rule NAME one rule, --summary prints a table)
   release       before a release: `features`, licences and advisories of dependencies, packages that
                 build by themselves, public interfaces beside the last release (installs cargo-deny
-                and cargo-semver-checks; not part of `ci`)
+                and cargo-semver-checks)
 
 Files
   docs          writes docs/environment.md, docs/errors.md and docs/flags.md from the code (a test
                 compares them)
-  header        writes the header of the C interface from the code (CI compares them)
+  header        writes the headers of the C interface from the code; --check compares them
   wheel         builds the wheel for Linux with glibc 2.28 or newer, with zig (installs it with
                 pip), and tests the wheel
 
@@ -114,7 +122,7 @@ fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = args.iter().map(String::as_str).collect();
     let outcome = match words.as_slice() {
-        ["test", rest @ ..] => suite::test(rest, false),
+        ["test", rest @ ..] => suite::test(rest),
         ["python", rest @ ..] => python::test(rest),
         ["soak", rest @ ..] => python::soak(rest),
         ["python-package"] => python::install().map(drop),
@@ -124,7 +132,7 @@ fn main() -> ExitCode {
         ["lint"] => lint(),
         ["arrows", rest @ ..] => arrows::check(rest),
         ["prose", rest @ ..] => prose::check(rest),
-        ["edges", rest @ ..] => edges::run(rest, false),
+        ["edges", rest @ ..] => edges::run(rest),
         ["security"] => security(),
         ["interleavings"] => interleavings(60),
         ["interleavings", seconds] => match seconds.parse() {
@@ -138,6 +146,11 @@ fn main() -> ExitCode {
         ["examples"] => examples(),
         ["docs"] => docs(),
         ["header"] => header::write(),
+        ["header", "--check"] => header::check(),
+        ["gate"] => gate::test(),
+        ["hostile"] => one_test("hostile::hostile_connections_take_bounded_memory"),
+        ["load"] => one_test("load::clients_come_and_go_under_load"),
+        ["nightly", parts @ ..] => nightly::run(parts),
         ["miri"] => miri(),
         ["fuzz"] => fuzz::run(20),
         ["fuzz", seconds] => match seconds.parse() {
@@ -147,11 +160,10 @@ fn main() -> ExitCode {
         ["bench", rest @ ..] => bench::run(rest),
         ["torture", rest @ ..] => torture::run(rest),
         ["network"] => network::test(),
+        ["interop", "--check", parts @ ..] => interop::run(parts, false),
         ["interop", parts @ ..] => interop::run(parts, true),
-        ["rdma-test", "--after-tests"] => rdma::test(&[], true),
-        ["rdma-test", rest @ ..] => rdma::test(rest, false),
+        ["rdma-test", rest @ ..] => rdma::test(rest),
         ["gpu-test", rest @ ..] => return gpu::test(rest),
-        ["ci"] => ci(),
         [] | ["help" | "--help" | "-h"] => {
             print!("{HELP}");
             Ok(())
@@ -234,6 +246,13 @@ fn docs() -> Result {
         .run()
 }
 
+/// Runs one test of the processes for a minute, also if `test` leaves it out.
+fn one_test(name: &str) -> Result {
+    step(name);
+    let words = ["test", "-p", "mooncake-store", "--all-features", "--test", "processes", "--"];
+    cargo(&words).args(&["--include-ignored", "--nocapture", "--exact", name]).env("TEST_SECONDS", "60").run()
+}
+
 /// Runs new seeds of the interleavings for this time. The build is that of the tests.
 fn interleavings(seconds: u32) -> Result {
     step("interleavings");
@@ -270,35 +289,4 @@ fn miri() -> Result {
             .run()?;
     }
     Ok(())
-}
-
-fn ci() -> Result {
-    // Steps aside use the processors that other steps leave idle while they wait.
-    let miri = aside::Aside::start(&["miri"])?;
-    lint()?;
-    header::check()?;
-    python::install_torch()?;
-    step("test");
-    debian::install_programs(suite::SERVERS, "the test of metadata directories")?;
-    debian::install_library(suite::ROCKSDB, "the test of metadata directories in folders")?;
-    suite::test(&[], true)?;
-    let interleavings = aside::Aside::start(&["interleavings"])?;
-    // The virtual machine takes one processor, and the steps beside it mostly wait for their nodes.
-    // At a low priority, timeouts of its devices pass before it runs.
-    let rdma = aside::Aside::start_in_time(&["rdma-test", "--after-tests"])?;
-    edges::run(&[], true)?;
-    interleavings.finish()?;
-    let features = aside::Aside::start(&["features", "--sets"])?;
-    python::memcheck()?;
-    step("interop");
-    interop::run(&[], false)?;
-    mixed::test()?;
-    examples()?;
-    gpu::on_fake()?;
-    rdma.finish()?;
-    let fuzz = aside::Aside::start(&["fuzz", "5"])?;
-    network::test()?;
-    miri.finish()?;
-    features.finish()?;
-    fuzz.finish()
 }

@@ -7,6 +7,8 @@ use crate::run::{Programs, Result, Run, command, root, step, target_dir};
 
 /// Program that succeeds on an interpreter that is new enough and can make environments.
 const USABLE: &str = "import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))";
+/// Attempts to install a package.
+const TRIES: usize = 3;
 /// Program that prints the folder of an interpreter's packages.
 const PACKAGES: &str = "import sysconfig; print(sysconfig.get_path('purelib'))";
 
@@ -102,12 +104,12 @@ pub(crate) fn wheel() -> Result {
     Ok(())
 }
 
-/// Installs torch beside the package, so that the tests of tensors and process groups run: 5 GB,
-/// once. Returns the interpreter. Without a Python, prints so.
+/// Installs the package, and torch beside it, so that the tests of tensors and process groups run:
+/// 5 GB, once. Returns the interpreter. Without a Python, prints so.
 pub(crate) fn install_torch() -> Result<Option<String>> {
     let Some(python) = install()? else { return Ok(None) };
     step("torch");
-    command(&python, &["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "torch"]).run()?;
+    pip(&python, &["torch"])?;
     Ok(Some(python))
 }
 
@@ -212,13 +214,27 @@ pub(crate) fn install() -> Result<Option<String>> {
         command("python3", &["-m", "venv", &environment]).run()?;
     }
     let python = python.to_string_lossy().into_owned();
+    pip(&python, &["./mooncake-python[test]"])?;
+    Ok(Some(python))
+}
+
+/// Installs packages in their pinned versions. A registry that does not respond gets further tries.
+fn pip(python: &str, packages: &[&str]) -> Result {
+    let pins = root().join("mooncake-python/tests/constraints.txt").to_string_lossy().into_owned();
     // Builds where everything else is built, so that dependencies are compiled once.
     let target = target_dir().to_string_lossy().into_owned();
-    command(
-        &python,
-        &["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "./mooncake-python[test]"],
-    )
-    .env("CARGO_TARGET_DIR", &target)
-    .run()?;
-    Ok(Some(python))
+    let words = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"];
+    let install = || {
+        // The variable reaches the environment in which pip builds the package, too.
+        command(python, &words)
+            .args(packages)
+            .env("PIP_CONSTRAINT", &pins)
+            .env("CARGO_TARGET_DIR", &target)
+            .run()
+    };
+    let mut outcome = install();
+    for _ in 1..TRIES {
+        outcome = outcome.or_else(|_| install());
+    }
+    outcome
 }

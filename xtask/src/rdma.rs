@@ -26,7 +26,6 @@ const NEAR: &str = "numa::";
 const REPLAY: &str = "--protocol rdma --limit 60 --lease-ms 20000 --requests 60 \
                       --block-bytes 8192 --capacity 48MiB --processes 3 --replicas 2 \
                       --kill-one-after 40%";
-const FEATURES: &str = "mooncake-engine/transport-rdma,mooncake-store/transport-rdma,mooncake-store/cli";
 /// Maximum run time of a virtual machine in seconds.
 const SECONDS: u32 = 1200;
 
@@ -70,8 +69,7 @@ export RUST_BACKTRACE=1
 
 /// Runs the tests, or those whose names contain one of the words. `--run COMMAND..` runs a command
 /// on the machine with two devices instead, `--nodes COMMAND..` on the machine with two NUMA nodes.
-/// `whole` builds with the features of all tests of the workspace, to reuse that build.
-pub(crate) fn test(words: &[&str], whole: bool) -> Result {
+pub(crate) fn test(words: &[&str]) -> Result {
     if cfg!(not(target_arch = "x86_64")) {
         return Err("the virtual machine is built for x86-64 only".into());
     }
@@ -84,7 +82,7 @@ pub(crate) fn test(words: &[&str], whole: bool) -> Result {
             _ => run(&machine, Shape::TwoNodes, NODES, &own),
         };
     }
-    let programs = build(whole)?;
+    let programs = build()?;
     let mut ran = 0;
     for (program, own) in &programs {
         let own: Vec<&str> = own.split_whitespace().collect();
@@ -109,7 +107,7 @@ pub(crate) fn test(words: &[&str], whole: bool) -> Result {
     }
     if words.is_empty() {
         step("replay");
-        run(&machine, Shape::Plain, DEVICES, &format!("{} {REPLAY}", quoted(&replay(whole)?)))?;
+        run(&machine, Shape::Plain, DEVICES, &format!("{} {REPLAY}", quoted(&replay()?)))?;
     }
     let (devices, _) = &programs[0];
     let near = listed(devices, &[NEAR, "--ignored"])?;
@@ -186,26 +184,17 @@ fn run(machine: &Vm, shape: Shape, devices: &str, script: &str) -> Result {
     }
 }
 
-/// Builds the test programs. Returns their paths and arguments.
-fn build(whole: bool) -> Result<Vec<(String, &'static str)>> {
-    let mut words = vec!["test", "--no-run"];
-    match whole {
-        true => words.extend(["--workspace", "--all-features"]),
-        false => {
-            words.extend(["--features", FEATURES]);
-            words.extend(PROGRAMS.iter().flat_map(|(package, ..)| ["-p", package]));
-        }
-    }
+/// Builds the test programs, with the features of all tests of the workspace, which leaves little
+/// to build after those. Returns their paths and arguments.
+fn build() -> Result<Vec<(String, &'static str)>> {
+    let mut words = vec!["test", "--no-run", "--workspace", "--all-features"];
     words.extend(PROGRAMS.iter().flat_map(|(_, name, _)| ["--test", name]));
     let said = cargo(&words).shown_output()?;
     PROGRAMS.iter().map(|(_, name, own)| Ok((test_program(&said, name)?, *own))).collect()
 }
 
-/// Returns the path of the example `replay`, which is built unless `whole` has built it.
-fn replay(whole: bool) -> Result<String> {
-    if !whole {
-        let words = ["-p", "mooncake-examples", "--features", "transport-rdma"];
-        cargo(&["build", "--example", "replay"]).args(&words).run()?;
-    }
+/// Returns the path of the example `replay`.
+fn replay() -> Result<String> {
+    cargo(&["build", "--workspace", "--all-features", "--example", "replay"]).run()?;
     Ok(target_dir().join("debug/examples/replay").display().to_string())
 }

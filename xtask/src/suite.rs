@@ -1,19 +1,29 @@
 //! `cargo xtask test`: the Rust test programs, the documentation tests and the tests of the Python
-//! package, several at a time.
+//! package, several at a time. A part that fails runs again, alone; a part that passes then is
+//! reported as flaky.
 #![allow(clippy::disallowed_methods, reason = "a task runner measures real time")]
 
 use std::collections::HashMap;
 use std::fs::File;
 use std::path::PathBuf;
-use std::process::{Child, ExitStatus, Stdio};
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::aside::Aside;
 use crate::run::{Result, Run, cargo, command, step, target_dir};
 use crate::{debian, python};
 
 /// Test programs that run at once. Most of their time is waiting.
 const AT_ONCE: usize = 4;
+/// Runs of a part that fails, after the first one.
+const REPEATS: usize = 2;
+/// Last lines of a failed run that the report of a flaky part shows.
+const SHOWN_LINES: usize = 40;
+/// Variable that makes a missing program an error, and lets the tests install what they need.
+const CI: &str = "MOONCAKE_CI";
+/// Variable that counts a flaky part as failed.
+pub(crate) const NO_REPEATS: &str = "MOONCAKE_TEST_ONCE";
+/// Seed of property tests, unless the environment names one.
+const PROPERTY_SEED: (&str, &str) = ("PROPTEST_RNG_SEED", "20261129");
 /// Interval between two looks at the programs that run.
 const POLL: Duration = Duration::from_millis(50);
 /// Interval between two reports of the programs that run.
@@ -22,9 +32,9 @@ const REPORT: Duration = Duration::from_secs(60);
 const QUICK: Duration = Duration::from_secs(4);
 
 /// Servers that tests start, with their Debian packages.
-pub(crate) const SERVERS: &[(&str, &str)] = &[("etcd", "etcd-server"), ("redis-server", "redis-server")];
+const SERVERS: &[(&str, &str)] = &[("etcd", "etcd-server"), ("redis-server", "redis-server")];
 /// Library of the tests of directories in RocksDB, with its Debian package.
-pub(crate) const ROCKSDB: (&str, &str) = ("librocksdb.so", "librocksdb7.8");
+const ROCKSDB: (&str, &str) = ("librocksdb.so", "librocksdb7.8");
 /// Compilers of the tests of the C interface, with their Debian packages.
 const COMPILERS: &[(&str, &str)] = &[("cc", "gcc"), ("c++", "g++")];
 
@@ -73,18 +83,21 @@ impl Program {
     }
 
     /// Returns the program as `cargo test` starts it.
-    fn job(&self, in_ci: bool) -> Job {
-        let built = target_dir().join("debug");
-        let libraries = format!("{}:{}", built.join("deps").display(), built.display());
-        let run = command(&self.executable.to_string_lossy(), &[])
-            .env("CARGO_MANIFEST_DIR", &self.folder.to_string_lossy())
-            .env("CARGO_PKG_NAME", &self.package)
-            .env("LD_LIBRARY_PATH", &libraries)
-            .dir(&self.folder.to_string_lossy());
-        // Clients come and go for a minute then.
-        let run = if in_ci { run.env("MOONCAKE_CI", "1").env("TEST_SECONDS", "60") } else { run };
+    fn job(self) -> Job {
         let size = std::fs::metadata(&self.executable).map_or(0, |file| file.len());
-        Job { name: self.name(), run, alone: self.alone(), size }
+        let (name, alone) = (self.name(), self.alone());
+        let start = move |tests: &[String]| {
+            let built = target_dir().join("debug");
+            let libraries = format!("{}:{}", built.join("deps").display(), built.display());
+            let words: Vec<&str> = tests.iter().map(String::as_str).collect();
+            let run = command(&self.executable.to_string_lossy(), &words)
+                .env("CARGO_MANIFEST_DIR", &self.folder.to_string_lossy())
+                .env("CARGO_PKG_NAME", &self.package)
+                .env("LD_LIBRARY_PATH", &libraries)
+                .dir(&self.folder.to_string_lossy());
+            if tests.is_empty() { run } else { run.args(&["--exact"]) }
+        };
+        Job { name, start: Box::new(start), alone, size }
     }
 }
 
@@ -95,56 +108,76 @@ fn text_of<'a>(line: &'a str, name: &str) -> Option<&'a str> {
 }
 
 /// Runs the tests. Words that are not options go to `cargo test`, which runs alone then.
-pub(crate) fn test(words: &[&str], in_ci: bool) -> Result {
+pub(crate) fn test(words: &[&str]) -> Result {
     let (quick, words): (Vec<&str>, Vec<&str>) = words.iter().partition(|word| **word == "--quick");
     if !words.is_empty() {
         return cargo(&["test", "--workspace", "--all-features"]).args(&words).run();
     }
     let quick = !quick.is_empty();
     step("programs that tests need");
-    name_missing(in_ci, quick);
+    let skipped = prepare()?;
     step("build");
     let mut programs = build()?;
     let times = Times::read();
     if quick {
         programs
             .retain(|program| program.is_unit || times.of(&program.name()).is_some_and(|time| time < QUICK));
-        return run(programs.iter().map(|program| program.job(in_ci)).collect(), None, times);
+        return run(programs.into_iter().map(Program::job).collect(), times);
     }
-    let mut jobs: Vec<Job> = programs.iter().map(|program| program.job(in_ci)).collect();
-    // `--doc` runs the examples of `mooncake-interleavings` although its manifest excludes them.
-    let documentation = ["--workspace", "--all-features", "--exclude", "mooncake-interleavings", "--doc"];
-    jobs.push(Job {
-        name: "documentation tests".into(),
-        run: cargo(&["test", "--quiet"]).args(&documentation),
-        alone: format!("cargo test {}", documentation.join(" ")),
-        size: 0,
-    });
-    if in_ci {
-        // An earlier step has installed the package.
-        jobs.extend(python_job());
-        return run(jobs, None, times);
+    let mut jobs: Vec<Job> = programs.into_iter().map(Program::job).collect();
+    jobs.push(documentation());
+    let installed = if is_ci() { python::install_torch() } else { python::install() };
+    match installed {
+        Ok(_) => jobs.extend(python_job()),
+        // Other tests need no package registry.
+        Err(error) if !is_ci() => println!("skipped: the tests of the Python package: {error}"),
+        Err(error) => return Err(error),
     }
-    // The release build of the package takes the processors that waiting tests leave idle.
-    run(jobs, Some(Aside::start(&["python-package"])?), times)
+    let outcome = run(jobs, times);
+    if !skipped.is_empty() {
+        println!("\nSkipped tests need programs that are not installed:");
+        skipped.iter().for_each(|(missing, package)| println!("  {missing:<28} Debian: {package}"));
+    }
+    outcome
 }
 
-/// Names missing programs and libraries before anything is built.
-fn name_missing(in_ci: bool, quick: bool) {
-    let outcome = if in_ci { "fail" } else { "are skipped" };
-    let name = |missing: &str, package: &str| {
-        println!("{missing} is not installed (Debian: {package}): the tests that need it {outcome}");
-    };
-    for (program, package) in SERVERS.iter().chain(COMPILERS) {
-        if !debian::has_program(program) {
-            name(program, package);
-        }
+#[allow(clippy::disallowed_methods, reason = "a setting of the tests")]
+fn is_set(variable: &str) -> bool {
+    std::env::var_os(variable).is_some()
+}
+
+fn is_ci() -> bool {
+    is_set(CI)
+}
+
+/// Returns the missing programs and libraries, each with its Debian package. CI installs them.
+fn prepare() -> Result<Vec<(&'static str, &'static str)>> {
+    if is_ci() {
+        debian::install_programs(SERVERS, "the test of metadata directories")?;
+        debian::install_library(ROCKSDB, "the test of metadata directories in folders")?;
     }
-    if !debian::has_library(ROCKSDB.0) {
-        name(ROCKSDB.0, ROCKSDB.1);
+    let programs = SERVERS.iter().chain(COMPILERS).copied();
+    let mut missing: Vec<_> = programs.filter(|(program, _)| !debian::has_program(program)).collect();
+    missing.extend((!debian::has_library(ROCKSDB.0)).then_some(ROCKSDB));
+    missing.extend((!python::is_usable()).then_some(("python3 3.11 or newer, venv", "python3-venv")));
+    for (missing, package) in &missing {
+        println!("{missing} is not installed (Debian: {package}): the tests that need it are skipped");
     }
-    if !quick && !python::is_usable() {
-        name("python3 3.11 or newer with venv", "python3-venv");
+    if is_ci() && !missing.is_empty() {
+        return Err("CI needs every program of the tests".into());
+    }
+    Ok(missing)
+}
+
+/// Returns the documentation tests of all crates.
+fn documentation() -> Job {
+    // `--doc` runs the examples of `mooncake-interleavings` although its manifest excludes them.
+    let words = ["--workspace", "--all-features", "--exclude", "mooncake-interleavings", "--doc"];
+    Job {
+        name: "documentation tests".into(),
+        start: Box::new(move |_| cargo(&["test", "--quiet"]).args(&words)),
+        alone: format!("cargo test {}", words.join(" ")),
+        size: 0,
     }
 }
 
@@ -159,106 +192,152 @@ fn build() -> Result<Vec<Program>> {
 /// A part of the tests: a program, the documentation tests, or the tests of the Python package.
 struct Job {
     name: String,
-    run: Run,
+    /// Returns the command for tests with these names, or for all tests without a name.
+    start: Box<dyn Fn(&[String]) -> Run>,
     /// Command that runs this part alone.
     alone: String,
     /// Estimate of the duration of a part that has never passed: larger is longer.
     size: u64,
 }
 
+impl Job {
+    fn log(&self) -> PathBuf {
+        state_folder().join(format!("{}.log", self.name.replace(' ', "-")))
+    }
+
+    /// Starts the tests with these names, or all of them.
+    fn start(&self, tests: &[String]) -> Result<Child> {
+        let fault = |error| format!("cannot start {}: {error}", self.name);
+        std::fs::create_dir_all(state_folder()).map_err(fault)?;
+        let output = File::create(self.log()).map_err(fault)?;
+        let errors = output.try_clone().map_err(fault)?;
+        let (variable, seed) = PROPERTY_SEED;
+        let run = (self.start)(tests);
+        let run = if is_set(variable) { run } else { run.env(variable, seed) };
+        run.start(Stdio::from(output), Stdio::from(errors)).map_err(fault)
+    }
+
+    /// Returns the output of the last run.
+    fn output(&self) -> String {
+        String::from_utf8_lossy(&std::fs::read(self.log()).unwrap_or_default()).into_owned()
+    }
+}
+
 /// A part that runs.
 struct Running {
-    name: String,
-    alone: String,
+    job: Job,
     child: Child,
-    log: PathBuf,
     started: Instant,
 }
 
-/// Runs parts, the longest first, to the end of all of them. The tests of the Python package join
-/// once `package` has installed it.
-fn run(jobs: Vec<Job>, mut package: Option<Aside>, mut times: Times) -> Result {
-    let parts = jobs.len() + usize::from(package.is_some());
+/// Runs parts, the longest first, to the end of all of them.
+fn run(jobs: Vec<Job>, mut times: Times) -> Result {
+    let parts = jobs.len();
     step(&format!("{parts} parts of the tests, {AT_ONCE} at a time"));
     let mut waiting = jobs;
     // The last one starts first. Unknown ones are the longest; large ones have more tests.
     waiting.sort_by_key(|job| (times.of(&job.name).unwrap_or(Duration::MAX), job.size));
-    let (mut running, mut failed): (Vec<Running>, Vec<String>) = (Vec::new(), Vec::new());
+    let (mut running, mut failed): (Vec<Running>, Vec<(Job, String)>) = (Vec::new(), Vec::new());
     let (mut done, mut reported) = (0, Instant::now());
-    while !(waiting.is_empty() && running.is_empty() && package.is_none()) {
-        let is_idle = waiting.is_empty() && running.is_empty();
-        if let Some(installed) = package.take_if(|package| is_idle || package.has_ended()) {
-            match installed.finish() {
-                Ok(()) => waiting.extend(python_job()),
-                Err(error) => {
-                    println!("{error}");
-                    failed.push("  cargo xtask python".into());
-                }
-            }
-        }
+    while !(waiting.is_empty() && running.is_empty()) {
         while running.len() < AT_ONCE
             && let Some(job) = waiting.pop()
         {
-            running.push(start(job)?);
+            running.push(Running { child: job.start(&[])?, job, started: Instant::now() });
         }
         std::thread::sleep(POLL);
         let mut still = Vec::new();
         for mut one in running {
-            let status = one.child.try_wait().map_err(|e| format!("cannot wait for {}: {e}", one.name))?;
+            let status =
+                one.child.try_wait().map_err(|e| format!("cannot wait for {}: {e}", one.job.name))?;
             let Some(status) = status else {
                 still.push(one);
                 continue;
             };
             done += 1;
             let took = one.started.elapsed();
-            let verdict = report(&one, status);
-            println!("{done:3}/{parts} {verdict} {:6.1} s  {}", took.as_secs_f32(), one.name);
+            let verdict = if status.success() { "ok    " } else { "FAILED" };
+            println!("{done:3}/{parts} {verdict} {:6.1} s  {}", took.as_secs_f32(), one.job.name);
             if status.success() {
-                times.set(one.name, took);
+                times.set(one.job.name, took);
             } else {
-                failed.push(format!("  {}", one.alone));
+                let said = one.job.output();
+                println!("\n{said}\n{}: {status}", one.job.name);
+                failed.push((one.job, said));
             }
         }
         running = still;
         if reported.elapsed() > REPORT {
             reported = Instant::now();
-            let names: Vec<_> = running.iter().map(|one| one.name.as_str()).collect();
+            let names: Vec<_> = running.iter().map(|one| one.job.name.as_str()).collect();
             println!("        still running: {}", names.join(", "));
         }
     }
     times.write();
-    if failed.is_empty() {
+    judge(failed)
+}
+
+/// Runs the parts that failed again, each alone, and reports those that pass as flaky.
+fn judge(failed: Vec<(Job, String)>) -> Result {
+    let (mut flaky, mut red) = (Vec::new(), Vec::new());
+    let repeats = if is_set(NO_REPEATS) { 0 } else { REPEATS };
+    for (job, said) in failed {
+        let tests = failed_tests(&said);
+        let mut has_passed = false;
+        for repeat in 1..=repeats {
+            step(&format!("{}, alone, repeat {repeat}: {}", job.name, tests.join(" ")));
+            let status = job.start(&tests)?.wait();
+            has_passed = status.is_ok_and(|status| status.success());
+            println!("{}", job.output());
+            if has_passed {
+                break;
+            }
+        }
+        if has_passed { flaky.push((job, said, tests)) } else { red.push((job, said, tests)) }
+    }
+    for (job, said, tests) in &flaky {
+        let seed = std::env::var("MOONCAKE_TEST_SEED").unwrap_or_else(|_| "fixed".into());
+        println!("\nFLAKY {}: {}, seed {seed}. The first failure ended with:", job.name, tests.join(" "));
+        println!("{}", last_lines(said, SHOWN_LINES));
+    }
+    if red.is_empty() {
+        println!("\n{} flaky parts", flaky.len());
         return Ok(());
     }
-    Err(format!("{} parts of the tests failed. Each alone:\n{}", failed.len(), failed.join("\n")))
+    let mut report = format!("{} parts of the tests failed", red.len());
+    for (job, said, tests) in &red {
+        report += &format!("\n{}: {}", job.name, tests.join(" "));
+        let reasons = said.lines().filter(|line| line.contains("panicked at") || line.starts_with("E  "));
+        reasons.take(8).for_each(|reason| report += &format!("\n  {reason}"));
+        report += &format!("\n  repeat: {}", job.alone);
+    }
+    Err(report)
+}
+
+/// Returns the names of failed tests in the output of a test program. Returns none if the program
+/// ended without naming them.
+fn failed_tests(said: &str) -> Vec<String> {
+    let Some((_, list)) = said.rsplit_once("\nfailures:\n") else { return Vec::new() };
+    let names = list.lines().map_while(|line| line.strip_prefix("    "));
+    names.map(|name| name.trim().to_owned()).filter(|name| !name.is_empty()).collect()
+}
+
+/// Returns the last `count` lines.
+fn last_lines(text: &str, count: usize) -> String {
+    let lines: Vec<&str> = text.trim_end().lines().collect();
+    lines[lines.len().saturating_sub(count)..].join("\n")
 }
 
 /// Returns the tests of the installed Python package; `None` without a Python.
 fn python_job() -> Option<Job> {
-    let run = python::tests_of_installed()?;
-    Some(Job { name: "Python package".into(), run, alone: "cargo xtask python".into(), size: 0 })
-}
-
-fn start(job: Job) -> Result<Running> {
-    let Job { name, run, alone, .. } = job;
-    let fault = |error| format!("cannot start {name}: {error}");
-    let folder = state_folder();
-    std::fs::create_dir_all(&folder).map_err(fault)?;
-    let log = folder.join(format!("{}.log", name.replace(' ', "-")));
-    let output = File::create(&log).map_err(fault)?;
-    let errors = output.try_clone().map_err(fault)?;
-    let child = run.start(Stdio::from(output), Stdio::from(errors)).map_err(fault)?;
-    Ok(Running { name, alone, child, log, started: Instant::now() })
-}
-
-/// Prints the output of a part that failed; the word for its outcome.
-fn report(one: &Running, status: ExitStatus) -> &'static str {
-    if status.success() {
-        return "ok    ";
-    }
-    let said = std::fs::read(&one.log).unwrap_or_default();
-    println!("\n{}\n{}: {status}", String::from_utf8_lossy(&said), one.name);
-    "FAILED"
+    python::tests_of_installed()?;
+    let start = |_: &[String]| python::tests_of_installed().unwrap_or_else(|| command("false", &[]));
+    Some(Job {
+        name: "Python package".into(),
+        start: Box::new(start),
+        alone: "cargo xtask python".into(),
+        size: 0,
+    })
 }
 
 /// Folder of the outputs and times of the last run.
@@ -327,6 +406,15 @@ mod tests {
         assert_eq!(Program::parse(&line("lib", true, "null")), None);
         assert_eq!(Program::parse(&line("bin", false, "\"/t/t\"")), None);
         assert_eq!(Program::parse("{\"reason\":\"build-finished\",\"success\":true}"), None);
+    }
+
+    #[test]
+    fn failed_tests_are_named_by_the_last_list() {
+        let said = "\nfailures:\n\n---- a::b stdout ----\nsaid\n\nfailures:\n    a::b\n    c\n\ntest result: FAILED.";
+        assert_eq!(failed_tests(said), ["a::b", "c"]);
+        assert_eq!(failed_tests("a signal ended it"), [""; 0]);
+        assert_eq!(last_lines("a\nb\nc\n", 2), "b\nc");
+        assert_eq!(last_lines("a", 2), "a");
     }
 
     #[test]

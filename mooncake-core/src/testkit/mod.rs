@@ -10,8 +10,10 @@ pub mod lease;
 pub mod meta;
 pub mod policies;
 mod ports;
+mod seed;
 pub mod simulate;
 pub mod workloads;
 
 pub use forked::{ForkedChild, fork_child};
 pub use ports::free_port;
+pub use seed::test_seed;

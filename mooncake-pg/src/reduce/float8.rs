@@ -146,7 +146,7 @@ mod tests {
                 }
             }
             let largest = layout.decode(layout.largest as u8);
-            let mut rng = mooncake_core::clock::Rng::from_os();
+            let mut rng = mooncake_core::clock::Rng::seeded(mooncake_core::testkit::test_seed());
             for _ in 0..20_000 {
                 let value = f32::from_bits(rng.next_u64() as u32).abs();
                 if value <= largest {

@@ -5,14 +5,12 @@
 use std::hint::black_box;
 
 use mooncake_core::clock::{Clock, Rng, SystemClock};
+use mooncake_core::testkit::test_seed;
 
 use super::*;
 
 fn rng() -> Rng {
-    let seed = Rng::from_os().next_u64();
-    // Shown if the test fails.
-    eprintln!("seed={seed}");
-    Rng::seeded(seed)
+    Rng::seeded(test_seed())
 }
 
 fn random(rng: &mut Rng, len: usize) -> Vec<u8> {

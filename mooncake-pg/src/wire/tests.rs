@@ -1,4 +1,5 @@
 use mooncake_core::clock::Rng;
+use mooncake_core::testkit::test_seed;
 
 use super::*;
 
@@ -152,18 +153,10 @@ fn framed<M: Message>(message: &M) -> Vec<u8> {
     frame.split_off(4)
 }
 
-/// Returns the seed of a run, which a failure shows.
-#[allow(clippy::print_stderr, reason = "a failure names its seed")]
-fn seed() -> u64 {
-    let seed = Rng::from_os().next_u64();
-    eprintln!("seed {seed}");
-    seed
-}
-
 #[test]
 #[cfg_attr(miri, ignore = "too slow")]
 fn messages_survive_encoding() {
-    let mut draw = Draw(Rng::seeded(seed()));
+    let mut draw = Draw(Rng::seeded(test_seed()));
     for _ in 0..2000 {
         let message = draw.message_of_agent();
         assert_eq!(decode::<ToCoordinator>(&framed(&message)), Ok(message));
@@ -175,7 +168,7 @@ fn messages_survive_encoding() {
 #[test]
 #[cfg_attr(miri, ignore = "too slow")]
 fn other_bytes_are_refused() {
-    let mut draw = Draw(Rng::seeded(seed()));
+    let mut draw = Draw(Rng::seeded(test_seed()));
     for _ in 0..2000 {
         let bytes = draw.bytes();
         // A message that is decoded has exactly these bytes.

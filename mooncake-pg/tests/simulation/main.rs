@@ -28,8 +28,7 @@ fn argument(name: &str) -> Option<String> {
 
 fn seeds() -> Range<u64> {
     let Some(text) = argument("SIMULATION_SEEDS") else {
-        // Other seeds in every run, printed by a failure.
-        let first = mooncake_core::clock::Rng::from_os().next_u64() >> 16;
+        let first = mooncake_core::testkit::test_seed();
         return first..first + SEEDS;
     };
     let number = |text: &str| text.parse().expect("a number or a range of seeds");

@@ -188,7 +188,7 @@ impl<T: Transport> Inner<T> {
                 self.runtime.spawn(async move {
                     let _ = tokio::time::timeout(limit, master.unmount(client, id)).await;
                 });
-                drop_region(self.take(id)).await?;
+                self.release(id).await?;
                 Err(error.context(format!("mount {size} bytes")))
             }
         }
@@ -244,7 +244,16 @@ impl<T: Transport> Inner<T> {
         self.inventory.lock().await.withdraw(id);
         // The region is dropped only now. While the master knows the segment, writers may connect,
         // and completed writes must land.
-        drop_region(self.take(id)).await
+        self.release(id).await
+    }
+
+    /// Drops a segment of the list. Its addresses stay reserved for a while: the master would place
+    /// no objects in other memory there, because earlier readers may still use those addresses.
+    async fn release(&self, id: SegmentId) -> Result<()> {
+        if let Some(hole) = drop_region(self.take(id)).await? {
+            self.reserve_hole(hole);
+        }
+        Ok(())
     }
 
     /// Removes a segment from the list and returns it. Peers with a lease or an allocation may use

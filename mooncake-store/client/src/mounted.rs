@@ -1,7 +1,7 @@
 //! Segments: memory of this client that the master may place objects in.
 
 use mooncake_core::ids::SegmentId;
-use mooncake_core::memory::HostMemory;
+use mooncake_core::memory::{AddressHole, HostMemory};
 use mooncake_core::replica::Segment;
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_transport::{Region, Slice, Transport};
@@ -71,10 +71,15 @@ impl<T: Transport> Mounted<T> {
 }
 
 /// Deregisters a segment on a blocking thread, because deregistration waits for the transfers of
-/// other clients that are in progress.
-pub(crate) async fn drop_region<T: Transport>(mounted: Option<Mounted<T>>) -> Result<()> {
-    let Some(mounted) = mounted else { return Ok(()) };
-    tokio::task::spawn_blocking(move || drop(mounted))
-        .await
-        .map_err(|e| Error::new(ErrorCode::InternalError, format!("deregistering failed: {e}")))
+/// other clients that are in progress. Frees memory that this client allocated, and returns its
+/// addresses, so that the caller may keep them reserved.
+pub(crate) async fn drop_region<T: Transport>(mounted: Option<Mounted<T>>) -> Result<Option<AddressHole>> {
+    let Some(Mounted { region, own, .. }) = mounted else { return Ok(None) };
+    tokio::task::spawn_blocking(move || {
+        drop(region);
+        // Memory that another part of this process uses is freed with the last slice.
+        Arc::try_unwrap(own?).ok()?.into_hole().ok()
+    })
+    .await
+    .map_err(|e| Error::new(ErrorCode::InternalError, format!("deregistering failed: {e}")))
 }

@@ -3,6 +3,7 @@
 use futures::FutureExt;
 use mooncake_core::clock::Rng;
 use mooncake_core::replica::{ReplicaType, ReplicateConfig};
+use mooncake_core::testkit::test_seed;
 use mooncake_store::api::WriteMode;
 use mooncake_store::client::{Client, RangeRead};
 use mooncake_store::master::{MasterOptions, Put};
@@ -30,7 +31,7 @@ async fn read(client: &Client, located: Vec<mooncake_store::client::Located>) ->
 async fn check(kind: Kind) {
     let cluster = Cluster::start(kind, MasterOptions::default()).await;
     let (a, b) = cluster.pair().await;
-    let seed = Rng::from_os().next_u64();
+    let seed = test_seed();
     let mut rng = Rng::seeded(seed);
     let keys: Vec<String> = (0..40).map(|number| format!("block/{number}")).collect();
     for (number, key) in keys.iter().enumerate().filter(|(number, _)| number % 13 != 12) {

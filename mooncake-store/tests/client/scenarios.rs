@@ -66,6 +66,7 @@ over_every_wire! {
     a_value_larger_than_all_memory,
     no_segment_at_all,
     a_segment_goes_after_a_time,
+    memory_after_unmount_is_used_at_once,
     the_local_buffer_may_be_full,
     removing_leaves_nothing,
     replicas_lie_apart_and_stand_in,
@@ -318,6 +319,18 @@ async fn a_segment_goes_after_a_time(kind: Kind) {
     eventually("the time is up", async || !b.exist("k").await.unwrap()).await;
     assert_eq!(b.get("new").await.unwrap().as_deref(), Some(&b"v"[..]));
     a.segments().unmount(other).await.unwrap();
+}
+
+/// Memory that is mapped after an unmount may lie partly at the addresses of the unmounted segment.
+async fn memory_after_unmount_is_used_at_once(kind: Kind) {
+    let cluster = Cluster::start(kind, options()).await;
+    let client = cluster.builder().segment(0).connect().await.unwrap();
+    for mebibytes in 1..6 {
+        let id = client.segments().mount(mebibytes << 20).await.unwrap();
+        let key = format!("{mebibytes} MiB");
+        assert_eq!(client.put(&key, "v").await.unwrap(), PutOutcome::Stored, "{key}");
+        client.segments().unmount(id).await.unwrap();
+    }
 }
 
 async fn the_local_buffer_may_be_full(kind: Kind) {

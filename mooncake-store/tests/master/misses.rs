@@ -7,6 +7,7 @@ use mooncake_core::error::ErrorCode;
 use mooncake_core::evict::PolicyKind;
 use mooncake_core::hints::PutHints;
 use mooncake_core::replica::{ReplicaType, ReplicateConfig, SoftPin};
+use mooncake_core::testkit::test_seed;
 use mooncake_store::api::WriteMode;
 use mooncake_store::master::{MasterOptions, MissCause, MissCounts, Put, TenantQuota, Writer};
 use mooncake_store::protocol::call::Handle;
@@ -333,7 +334,7 @@ proptest! {
 /// Every cause occurs, so that the property is not true of nothing.
 #[test]
 fn each_cause_is_told() {
-    let seed = Rng::from_os().next_u64();
+    let seed = test_seed();
     let mut rng = Rng::seeded(seed);
     let mut tried = Tried::new(PolicyKind::Lru);
     let mut random = |bound: u64| rng.below(bound);

@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use mooncake_core::clock::Rng;
 use mooncake_core::evict::PolicyKind;
 use mooncake_core::replica::ReplicaList;
+use mooncake_core::testkit::test_seed;
 use mooncake_store::api::DEFAULT_TENANT;
 use mooncake_store::master::MasterOptions;
 use mooncake_store::protocol::message::{Handle, LocatePrefix};
@@ -44,7 +45,7 @@ fn change(rig: &Rig, rng: &mut Rng, key: &str, was_readable: bool) -> bool {
 
 #[test]
 fn a_prefix_ends_at_the_first_gap_and_leases_end_there_too() {
-    let seed = Rng::from_os().next_u64();
+    let seed = test_seed();
     let mut rng = Rng::seeded(seed);
     let rig = Rig::without_watermark();
     rig.mount(1, 16 * MIB);

@@ -7,6 +7,7 @@ use crate::weights::{METADATA, WEIGHT, Weights, group, id, manifest, manifest_ke
 use mooncake_core::ErrorCode::{ObjectAlreadyExists, ObjectNotFound, UnavailableInCurrentStatus};
 use mooncake_core::clock::Rng;
 use mooncake_core::replica::DataType;
+use mooncake_core::testkit::test_seed;
 use mooncake_store::api::WriteMode;
 use mooncake_store::protocol::wire::WeightAvailability::{self, Deleted, Deleting, Importing, Ready};
 use mooncake_store::protocol::wire::WeightError::{self, *};
@@ -340,7 +341,7 @@ impl World {
 fn random_calls_agree_with_the_model() {
     let mut hits = BTreeMap::<&str, u64>::new();
     for run in 0..RUNS {
-        let seed = Rng::from_os().next_u64();
+        let seed = test_seed() + run;
         let rig = Rig::without_watermark();
         rig.mount(1, MIB);
         let (ids, models) = ([id("one"), id("two")], [Model::default(), Model::default()]);

@@ -15,6 +15,7 @@ use futures::StreamExt;
 use mooncake_core::clock::Rng;
 use mooncake_core::meta::{Expect, MetadataBackend};
 use mooncake_core::testkit::meta::check;
+use mooncake_core::testkit::test_seed;
 use mooncake_core::{ErrorCode, ErrorKind, Result};
 use mooncake_metadata::rocksdb::RocksMetadata;
 use mooncake_metadata::{DirectoryOptions, connect};
@@ -234,7 +235,7 @@ fn long(value: u64, length: u64) -> String {
 async fn killed_while_writing_metadata() {
     let Some((folder, backend)) = start() else { return };
     drop(backend);
-    let mut rng = Rng::from_os();
+    let mut rng = Rng::seeded(test_seed());
     // Permitted states of each key: the last acknowledged one, and those in progress.
     let mut may: HashMap<u64, Vec<Option<(u64, u64)>>> = HashMap::new();
     let mut found = 0;

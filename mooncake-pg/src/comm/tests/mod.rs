@@ -13,6 +13,7 @@ mod speed;
 use std::sync::Arc;
 
 use mooncake_core::clock::Rng;
+use mooncake_core::testkit::test_seed;
 
 use crate::call::{Buffer, Buffers, Collective};
 use crate::dtype::DType;
@@ -21,11 +22,9 @@ use crate::reduce::{ReduceOp, Reduction};
 use crate::testkit::{Memory, Rank, TestGroup, WITHIN};
 use crate::view::Slot;
 
-/// Returns a generator with a fresh seed, which is shown if the test fails.
+/// Returns a generator of random inputs.
 fn rng() -> Rng {
-    let seed = Rng::from_os().next_u64();
-    eprintln!("seed={seed}");
-    Rng::seeded(seed)
+    Rng::seeded(test_seed())
 }
 
 fn sum(dtype: DType) -> Reduction {

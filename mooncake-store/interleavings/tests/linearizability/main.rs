@@ -22,8 +22,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use mooncake_core::clock::Rng;
 use mooncake_core::fault_injection;
+use mooncake_core::testkit::test_seed;
 use shuttle::{Config, FailurePersistence, Runner};
 
 use program::Program;
@@ -92,7 +92,7 @@ fn setting(name: &str) -> Option<u64> {
 #[test]
 fn calls_at_once_have_the_results_of_one_order() {
     let named = setting("MOONCAKE_INTERLEAVINGS_SEED");
-    let first = named.unwrap_or_else(|| Rng::from_os().next_u64() >> 1);
+    let first = named.unwrap_or_else(|| test_seed());
     let time = setting("MOONCAKE_INTERLEAVINGS_SECONDS").map(Duration::from_secs);
     let is_planted = planted_bug().is_some();
     let most = match (named, time) {
@@ -123,7 +123,7 @@ fn calls_at_once_have_the_results_of_one_order() {
 
 #[test]
 fn a_seed_gives_the_same_run_each_time() {
-    let first = Rng::from_os().next_u64() >> 1;
+    let first = test_seed();
     for seed in first..first + 20 {
         let text = |(_, events)| format!("{events:?}");
         assert_eq!(text(run(seed)), text(run(seed)), "MOONCAKE_INTERLEAVINGS_SEED={seed}");

@@ -26,6 +26,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use mooncake_core::clock::Rng;
+use mooncake_core::testkit::test_seed;
 use tempfile::TempDir;
 
 use self::client::{Count, Counts};
@@ -87,8 +88,8 @@ impl Memory {
     }
 }
 
-/// Owners of the short form.
-const OWNERS_IN_CI: &[Memory] = &[Memory::Plain, Memory::Plain, Memory::File, Memory::Disk];
+/// Owners, unless `TEST_OWNERS` names them.
+const OWNERS: &[Memory] = &[Memory::Plain, Memory::Plain, Memory::File, Memory::Disk];
 
 /// Settings of a run.
 struct Settings {
@@ -108,17 +109,17 @@ struct Settings {
 }
 
 impl Settings {
-    fn new(restarts: bool, share: u64, owners: &[Memory]) -> Self {
-        let seed = argument("TEST_SEED").unwrap_or_else(|| Rng::from_os().below(1 << 32));
+    fn new(restarts: bool) -> Self {
+        let seed = argument("TEST_SEED").unwrap_or_else(|| test_seed() & 0xffff_ffff);
         let kind = if restarts { "restarts" } else { "plain" };
         let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("torture-{kind}-{seed}"));
         let _ = std::fs::remove_dir_all(&folder);
         std::fs::create_dir_all(&folder).unwrap();
         Self {
             seed,
-            seconds: argument("TEST_SECONDS").unwrap_or(SECONDS * share) / share,
+            seconds: argument("TEST_SECONDS").unwrap_or(SECONDS),
             restarts,
-            owners: argument("TEST_OWNERS").map_or(owners.to_vec(), |text: String| Memory::parse(&text)),
+            owners: argument("TEST_OWNERS").map_or(OWNERS.to_vec(), |text: String| Memory::parse(&text)),
             // Every other seed fills the memory, so that objects are evicted.
             keys: argument("TEST_KEYS").unwrap_or(if seed.is_multiple_of(2) { 40 } else { 240 }),
             rate: argument("TEST_RATE").unwrap_or(60),
@@ -137,22 +138,11 @@ impl Settings {
     }
 }
 
-#[test]
-fn owners_and_clients_are_tortured() {
-    torture(Settings::new(false, 2, OWNERS_IN_CI));
-}
-
-#[test]
-fn masters_are_tortured_too() {
-    torture(Settings::new(true, 2, OWNERS_IN_CI));
-}
-
 /// Entry of `cargo xtask torture`.
 #[test]
 #[ignore = "run by `cargo xtask torture`"]
 fn torture_by_hand() {
-    let owners = [Memory::Plain, Memory::Plain, Memory::File, Memory::Disk];
-    torture(Settings::new(argument("TEST_RESTARTS").unwrap_or(false), 1, &owners));
+    torture(Settings::new(argument("TEST_RESTARTS").unwrap_or(false)));
 }
 
 fn torture(settings: Settings) {
