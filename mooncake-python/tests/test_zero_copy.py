@@ -366,6 +366,32 @@ def test_parts_of_objects_of_a_client_that_has_left(own_master, make_store, key,
     assert reader.unregister_buffer(dst) == 0
 
 
+def test_a_session_with_a_hole_is_refused(make_store, key):
+    """Memory without a write has bytes of earlier values, so the session does not end well."""
+    size = 3 << 20
+    a = make_store(global_segment_size=16 << 20)
+    source = array_of(size)
+    at = source.ctypes.data
+    assert a.register_buffer(at, size) == 0
+    holes = {
+        "nothing": ([], "bytes 0..3145728 of 3145728"),
+        "begin": ([(0, 100)], "bytes 100..3145728 of 3145728"),
+        "last byte": ([(0, size - 1)], "bytes 3145727..3145728 of 3145728"),
+        "middle": ([(size // 2 + 5000, size // 2 - 5000), (0, size // 2)], "bytes 1572864..1577864 of 3145728"),
+    }
+    for name, (parts, missing) in holes.items():
+        name = f"{key} {name}"
+        assert a.batch_put_session_start([name], [size]) == [0]
+        for offset, length in parts:
+            written = a.batch_put_from_multi_buffer_ranges([name], [[at + offset]], [[length]], [[offset]])
+            assert written == [length]
+        assert a.batch_put_session_end([name]) == [-1010]
+        assert missing in a.last_error().message, a.last_error()
+        assert a.is_exist(name) == 0 and a.get(name) == b""
+        assert a.put(name, b"another value") == 0 and a.get(name) == b"another value"
+    assert a.unregister_buffer(at) == 0
+
+
 def test_a_session_ends_after_its_parts(make_store, key):
     """Ends a session while another thread writes. The value is complete or was never published."""
     size = 8 << 20
@@ -387,14 +413,16 @@ def test_a_session_ends_after_its_parts(make_store, key):
         writer = threading.Thread(target=write)
         writer.start()
         begun.wait()
-        assert a.batch_put_session_end([name]) == [0]
+        ended = a.batch_put_session_end([name])
         read = b.get(name)
         writer.join()
         assert answers in ([size], [-600])
         if answers == [size]:
-            assert read == source.tobytes(), turn
+            assert ended == [0] and read == source.tobytes(), turn
+            assert b.remove(name, True) == 0
             whole += 1
-        assert b.remove(name, True) == 0
+        else:
+            assert ended == [-1010] and b.is_exist(name) == 0, turn
     print(f"{whole} of 12 were written before the end")
     assert a.unregister_buffer(source.ctypes.data) == 0
 

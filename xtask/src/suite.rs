@@ -189,11 +189,13 @@ fn build() -> Result<Vec<Program>> {
     if programs.is_empty() { Err("cargo named no test program".into()) } else { Ok(programs) }
 }
 
+/// Returns the command for tests with these names, or for all tests without a name.
+type Start = Box<dyn Fn(&[String]) -> Run>;
+
 /// A part of the tests: a program, the documentation tests, or the tests of the Python package.
 struct Job {
     name: String,
-    /// Returns the command for tests with these names, or for all tests without a name.
-    start: Box<dyn Fn(&[String]) -> Run>,
+    start: Start,
     /// Command that runs this part alone.
     alone: String,
     /// Estimate of the duration of a part that has never passed: larger is longer.

@@ -761,7 +761,9 @@ class Store:
     ) -> list[int]:
         """Writes parts of values whose session is open. Returns the bytes written per key."""
     def batch_put_session_end(self, /, keys: list[str]) -> list[int]:
-        """Makes values readable after their parts have been written."""
+        """Makes values readable after all their bytes have been written. Returns -1010 for a value
+        with a range that was never written, and frees its space; `last_error` names the range.
+        """
     def batch_put_session_revoke(self, /, keys: list[str]) -> list[int]:
         """Frees the space of values that are not to be completed."""
     def mount_segment(

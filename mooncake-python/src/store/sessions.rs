@@ -305,7 +305,8 @@ impl Store {
         Ok(self.counts(n, outcomes))
     }
 
-    /// Makes values readable after their parts have been written.
+    /// Makes values readable after all their bytes have been written. Returns -1010 for a value
+    /// with a range that was never written, and frees its space; `last_error` names the range.
     fn batch_put_session_end(
         &self,
         py: Python<'_>,

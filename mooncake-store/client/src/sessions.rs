@@ -1,6 +1,7 @@
 //! Writes of objects in parts. Space is reserved first, then ranges are written in any order, and a
 //! commit makes the whole object readable.
 
+mod coverage;
 mod relocation;
 mod reservation;
 mod write_batch;
@@ -300,14 +301,15 @@ impl<T: Transport> ClientRanges<'_, T> {
         counting.record_transfer(start, bytes);
     }
 
-    /// Makes reserved objects readable. All bytes that were to be written must have arrived. Bytes
-    /// that were never written have the previous content of the memory.
+    /// Makes reserved objects readable. Every byte of an object must have been written: memory
+    /// without a write has bytes of earlier objects.
     ///
     /// # Errors
     /// The outer error means that no result is known. Returns `UNAVAILABLE_IN_CURRENT_STATUS` for a
     /// reservation that the master may have reclaimed, and for one that is
-    /// [incomplete](Reservation::is_incomplete). A range that failed may be written again. After a
-    /// timeout the object can only be given back.
+    /// [incomplete](Reservation::is_incomplete); the error names the first range that was never
+    /// written. A range that is missing or failed may still be written. After a timeout the object
+    /// can only be given back.
     pub async fn commit(self, objects: &[&Reservation]) -> Result<Vec<Result<()>>> {
         let inner = &self.client.inner;
         inner.usable()?;
@@ -315,7 +317,7 @@ impl<T: Transport> ClientRanges<'_, T> {
         let mut outcomes: Vec<Option<Result<()>>> = objects.iter().map(|_| None).collect();
         let mut closed = Vec::with_capacity(objects.len());
         for (i, object) in objects.iter().enumerate() {
-            match object.written.close_if_complete() {
+            match object.written.close_if_complete(object.size) {
                 Ok(attempt) => closed.push((i, attempt)),
                 Err(why) => outcomes[i] = Some(Err(refused(&object.key, why))),
             }

@@ -371,8 +371,8 @@ async fn what_was_not_written_is_not_committed() {
         let from = owner.memory().alloc(500).unwrap().slice(0..500).unwrap();
         vec![RangeWrite { object, offset, from }]
     };
-    for object in [&k, &l] {
-        owner.ranges().write(write(object, 0)).await.remove(0).unwrap();
+    for (object, offset) in [(&k, 0), (&l, 0), (&l, 500)] {
+        owner.ranges().write(write(object, offset)).await.remove(0).unwrap();
     }
     // The time exceeds that in which Mooncake C++ still knows the write.
     front.clock.advance(Duration::from_secs(26));

@@ -148,11 +148,18 @@ pub(super) const EDGES: &[(&str, &[Edge])] = &[
     ("limits", LIMITS),
     (
         "B",
-        &[Edge {
-            program: "client",
-            test: "sessions::a_dropped_write_is_not_committed",
-            bugs: &["session-forgets-dropped-writes"],
-        }],
+        &[
+            Edge {
+                program: "client",
+                test: "sessions::a_dropped_write_is_not_committed",
+                bugs: &["session-forgets-dropped-writes"],
+            },
+            Edge {
+                program: "client",
+                test: "sessions::an_object_with_holes_is_not_committed",
+                bugs: &["session-shows-old-memory"],
+            },
+        ],
     ),
     (
         "sessions",

@@ -3,6 +3,7 @@
 use mooncake_core::replica::ReplicateConfig;
 use mooncake_core::{Error, ErrorCode};
 use mooncake_transport::{Slice, Transport};
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use super::written::Written;
@@ -34,13 +35,14 @@ impl Reservation {
     }
 
     /// Returns whether [`commit`](crate::ClientRanges::commit) would refuse the object. There are
-    /// three reasons:
+    /// four reasons:
     ///
+    /// - a range was never written,
     /// - a write of the object is in progress,
     /// - a write failed or was dropped, and its range has not been written since,
     /// - a write timed out and may still arrive.
     pub fn is_incomplete(&self) -> bool {
-        self.written.is_incomplete()
+        self.written.is_incomplete(self.size)
     }
 }
 
@@ -55,7 +57,7 @@ pub struct RangeWrite<'a, T: Transport> {
     pub from: Slice<T>,
 }
 
-pub(crate) fn refused(key: &[u8], why: &'static str) -> Error {
+pub(crate) fn refused(key: &[u8], why: impl Into<Cow<'static, str>>) -> Error {
     Error::new(ErrorCode::UnavailableInCurrentStatus, why).context(display_key(key))
 }
 

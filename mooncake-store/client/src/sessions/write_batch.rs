@@ -48,7 +48,7 @@ impl<'a, T: Transport> WriteBatch<'a, T> {
                     Some(too_old(&write.object.key))
                 }
                 Ok(_) => None,
-                Err(why) => Some(refused(&write.object.key, why)),
+                Err(why) => Some(refused(&write.object.key, *why)),
             };
             if let Some(error) = refusal.filter(|_| outcome.is_ok()) {
                 *outcome = Err(error);

@@ -1,4 +1,5 @@
-//! Unwritten ranges of a reserved object, and writes that may still arrive in its space.
+//! Ranges of a reserved object with and without a successful write, and writes that may still
+//! arrive in its space.
 //!
 //! A range counts as unwritten from before its transfers begin until a write of it has succeeded.
 //! Calls are futures that callers may drop at any await. A dropped call does not stop its
@@ -15,6 +16,7 @@ use mooncake_core::replica::MemoryLocation;
 use mooncake_transport::engine::LookUps;
 use parking_lot::Mutex;
 
+use super::coverage::Coverage;
 use crate::attempt::Attempt;
 
 /// State of the writes of one reservation.
@@ -36,8 +38,8 @@ pub(super) type StartedWrite = (u64, Arc<GrantedSpace>);
 #[derive(Debug)]
 struct WriteState {
     space: Arc<GrantedSpace>,
-    /// True if a write has succeeded. The space can no longer be replaced by another.
-    has_bytes: bool,
+    /// Ranges of writes that have succeeded. With any, the space can no longer be replaced.
+    covered: Coverage,
     /// True while the space is replaced. No write begins meanwhile.
     moves: bool,
     unwritten: Vec<Unwritten>,
@@ -67,6 +69,11 @@ impl WriteState {
         self.steps
     }
 
+    /// Returns the first range of the object that no write has covered.
+    fn first_gap(&self, len: u64) -> Option<Range<u64>> {
+        if is_planted("session-shows-old-memory") { None } else { self.covered.first_gap(len) }
+    }
+
     fn is_under_way(&self) -> bool {
         self.moves || self.unwritten.iter().any(|range| range.ended.is_none())
     }
@@ -76,7 +83,7 @@ impl Written {
     pub(super) fn new(space: GrantedSpace) -> Self {
         Self(Mutex::new(WriteState {
             space: Arc::new(space),
-            has_bytes: false,
+            covered: Coverage::default(),
             moves: false,
             unwritten: Vec::new(),
             steps: 0,
@@ -96,7 +103,7 @@ impl Written {
     pub(super) fn begin_move(&self, writes: &[u64]) -> bool {
         let mut state = self.0.lock();
         let others = |range: &Unwritten| range.ended.is_none() && !writes.contains(&range.number);
-        let fixed = state.closed || state.has_bytes || state.may_land || state.moves;
+        let fixed = state.closed || !state.covered.is_empty() || state.may_land || state.moves;
         if fixed || state.unwritten.iter().any(others) {
             return false;
         }
@@ -116,26 +123,31 @@ impl Written {
         !state.given_up
     }
 
-    pub(super) fn is_incomplete(&self) -> bool {
+    pub(super) fn is_incomplete(&self, len: u64) -> bool {
         let state = self.0.lock();
-        state.may_land || !state.unwritten.is_empty()
+        state.may_land || !state.unwritten.is_empty() || state.first_gap(len).is_some()
     }
 
-    /// Refuses all later writes, unless the object is incomplete. Returns the request that granted
-    /// the space.
+    /// Refuses all later writes, unless the object of `len` bytes is incomplete. Returns the
+    /// request that granted the space.
     ///
     /// # Errors
     /// Returns the reason why the object is incomplete.
-    pub(super) fn close_if_complete(&self) -> Result<Attempt, &'static str> {
+    pub(super) fn close_if_complete(&self, len: u64) -> Result<Attempt, String> {
         let mut state = self.0.lock();
         if state.is_under_way() {
-            return Err("a write of it is under way");
+            return Err("a write of it is under way".into());
         }
         if state.may_land && !is_planted("session-ignores-late-writes") {
-            return Err("a write of it timed out and may still land; give it back and reserve the key again");
+            let text = "a write of it timed out and may still land; give it back and reserve the key again";
+            return Err(text.into());
         }
         if !state.unwritten.is_empty() {
-            return Err("a part of it could not be written");
+            return Err("a part of it could not be written".into());
+        }
+        // The memory has bytes of earlier objects there, perhaps of another tenant.
+        if let Some(Range { start, end }) = state.first_gap(len) {
+            return Err(format!("bytes {start}..{end} of {len} were never written; write all of them first"));
         }
         state.closed = true;
         Ok(state.space.attempt)
@@ -188,8 +200,8 @@ impl Written {
             state.unwritten[at].ended = Some(step);
             return;
         }
-        state.has_bytes = true;
         let Range { start, end } = state.unwritten.swap_remove(at).range;
+        state.covered.add(start..end);
         state.unwritten.retain(|lost| {
             let before = lost.ended.is_some_and(|ended| ended < number);
             !before || lost.range.start < start || lost.range.end > end

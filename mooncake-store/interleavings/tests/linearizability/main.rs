@@ -92,7 +92,7 @@ fn setting(name: &str) -> Option<u64> {
 #[test]
 fn calls_at_once_have_the_results_of_one_order() {
     let named = setting("MOONCAKE_INTERLEAVINGS_SEED");
-    let first = named.unwrap_or_else(|| test_seed());
+    let first = named.unwrap_or_else(test_seed);
     let time = setting("MOONCAKE_INTERLEAVINGS_SECONDS").map(Duration::from_secs);
     let is_planted = planted_bug().is_some();
     let most = match (named, time) {
