@@ -329,7 +329,8 @@ int submitTransferWithNotify(transfer_engine_t engine,
                              notify_msg_t notify_msg);
 
 /*
- Returns the status of a request of a batch.
+ Returns the status of a request of a batch. A transfer past its deadline has `STATUS_TIMEOUT`
+ only if `MC_SLICE_TIMEOUT` is set, as in Mooncake C++, and `STATUS_FAILED` otherwise.
 
  # Safety
  `status` is writable.

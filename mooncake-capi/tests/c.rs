@@ -38,6 +38,24 @@ fn a_c_program_transfers_bytes_and_gets_codes() {
     assert!(server.wait().unwrap().success(), "the server failed; its message is above");
 }
 
+/// Callers that know only COMPLETED and FAILED take every other final status for success.
+#[test]
+fn a_late_transfer_has_failed_for_callers_without_slice_timeout() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(program) = compile(folder.path()) else { return };
+    let status = |expected: &str, slice_timeout: Option<&str>| {
+        let mut command = run(&program);
+        command.args(["stopped", expected]).env("MC_FORCE_TCP", "1").env("MC_TRANSFER_TIMEOUT", "5");
+        command
+            .env_remove("MC_SLICE_TIMEOUT")
+            .envs(slice_timeout.map(|seconds| ("MC_SLICE_TIMEOUT", seconds)));
+        let done = command.output().unwrap();
+        assert!(done.status.success(), "{slice_timeout:?}: {}", String::from_utf8_lossy(&done.stderr));
+    };
+    status("6", None);
+    status("5", Some("1"));
+}
+
 #[test]
 fn the_header_is_one_for_cpp_too() {
     common::compile_cpp("transfer_engine_c.h", "closeSegment(nullptr, LOCAL_SEGMENT)");

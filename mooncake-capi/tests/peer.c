@@ -2,6 +2,7 @@
    from and to it. */
 #include <arpa/inet.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -238,10 +239,53 @@ static int forked(void) {
     return 0;
 }
 
+/* A read from a peer that is stopped in the middle ends with this status, and moves no byte. */
+static int stopped(int expected) {
+    int channel[2];
+    uint64_t address = 0;
+    char name[64] = {0};
+    CHECK(pipe(channel) == 0);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    unsigned char *memory = malloc(SIZE);
+    CHECK(memory != NULL);
+    memset(memory, child == 0 ? 7 : 1, SIZE);
+    transfer_engine_t engine = createTransferEngine("P2PHANDSHAKE", "127.0.0.1", "", 0, 1);
+    CHECK(engine != NULL && registerLocalMemory(engine, memory, SIZE, "*", 1) == 0);
+    if (child == 0) {
+        alarm(120);
+        address = (uint64_t)(uintptr_t)memory;
+        CHECK(getLocalIpAndPort(engine, name, sizeof name) == 0);
+        CHECK(write(channel[1], name, sizeof name) == sizeof name);
+        CHECK(write(channel[1], &address, sizeof address) == sizeof address);
+        for (;;) pause();
+    }
+    CHECK(read(channel[0], name, sizeof name) == sizeof name);
+    CHECK(read(channel[0], &address, sizeof address) == sizeof address);
+    segment_id_t segment = openSegment(engine, name);
+    CHECK(segment >= 0 && kill(child, SIGSTOP) == 0);
+    int status = 0;
+    CHECK(waitpid(child, &status, WUNTRACED) == child && WIFSTOPPED(status));
+    batch_id_t batch = allocateBatchID(engine, 1);
+    struct transfer_request request = {OPCODE_READ, memory, segment, address, 4096};
+    CHECK(submitTransfer(engine, batch, &request, 1) == 0);
+    int ended = outcome(engine, batch, 0);
+    struct transfer_status last = {0, 1};
+    CHECK(getTransferStatus(engine, batch, 0, &last) == 0 && last.transferred_bytes == 0);
+    for (size_t at = 0; at < 4096; at++) CHECK(memory[at] == 1);
+    CHECK(kill(child, SIGKILL) == 0);
+    if (ended != expected) fprintf(stderr, "the status is %d, not %d\n", ended, expected);
+    CHECK(ended == expected && freeBatchID(engine, batch) == 0);
+    destroyTransferEngine(engine);
+    free(memory);
+    return 0;
+}
+
 int main(int count, char **words) {
+    if (count == 3 && strcmp(words[1], "stopped") == 0) return stopped(atoi(words[2]));
     if (count == 2 && strcmp(words[1], "fork") == 0) return forked();
     if (count == 2 && strcmp(words[1], "serve") == 0) return serve();
     if (count == 3 && strcmp(words[1], "use") == 0) return use(words[2]);
-    fprintf(stderr, "usage: %s serve | use NAME | fork\n", words[0]);
+    fprintf(stderr, "usage: %s serve | use NAME | fork | stopped STATUS\n", words[0]);
     return 2;
 }

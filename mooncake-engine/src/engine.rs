@@ -103,6 +103,11 @@ impl TransferEngine {
         self.parts.max_timeout.map_or(timeout, |max| timeout.min(max))
     }
 
+    /// Returns the maximum time limit of a transfer, if `MC_SLICE_TIMEOUT` or the builder set one.
+    pub fn max_timeout(&self) -> Option<Duration> {
+        self.parts.max_timeout
+    }
+
     /// Returns the table of memory registered by address.
     pub fn regions(&self) -> &Arc<Regions> {
         &self.parts.regions

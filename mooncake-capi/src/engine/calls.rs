@@ -12,7 +12,7 @@ use mooncake_engine::addressed::caller_memory;
 use mooncake_engine::transport_set;
 use mooncake_engine::{AddressRequest, TransportSet};
 use mooncake_transport::Opcode;
-use mooncake_transport::engine::{EngineCode, Target};
+use mooncake_transport::engine::{EngineCode, Status, Target};
 use mooncake_transport::handshake::Notification;
 
 use super::engines::Engine;
@@ -305,7 +305,8 @@ pub unsafe extern "C" fn submitTransferWithNotify(
     })
 }
 
-/// Returns the status of a request of a batch.
+/// Returns the status of a request of a batch. A transfer past its deadline has `STATUS_TIMEOUT`
+/// only if `MC_SLICE_TIMEOUT` is set, as in Mooncake C++, and `STATUS_FAILED` otherwise.
 ///
 /// # Safety
 /// `status` is writable.
@@ -317,16 +318,26 @@ pub unsafe extern "C" fn getTransferStatus(
     status: *mut transfer_status,
 ) -> c_int {
     code("getTransferStatus", || {
-        let progress = Engine::find(engine.addr())?.engine.request_progress(batch_id, task_id)?;
+        let engine = Engine::find(engine.addr())?;
+        let progress = engine.engine.request_progress(batch_id, task_id)?;
         if status.is_null() {
             return Err(Error::invalid("cannot return status: status is NULL"));
         }
-        let found =
-            transfer_status { status: progress.status as c_int, transferred_bytes: progress.transferred };
+        let shown = shown_status(progress.status, engine.engine.max_timeout().is_some());
+        let found = transfer_status { status: shown as c_int, transferred_bytes: progress.transferred };
         // SAFETY: promised by the caller.
         unsafe { status.write(found) };
         Ok(())
     })
+}
+
+/// Returns the status that callers see. Many of them know only COMPLETED and FAILED, and take any
+/// other final status for success.
+fn shown_status(status: Status, has_slice_timeout: bool) -> Status {
+    match status {
+        Status::Timeout if !has_slice_timeout => Status::Failed,
+        status => status,
+    }
 }
 
 /// Frees a batch. Returns -4 while a request of it is in progress.

@@ -258,12 +258,20 @@ async fn drain(client: &Client, grace: Duration) {
     let moved = tokio::select! {
         moved = move_away(client) => moved,
         () = &mut over => {
-            tracing::warn!("drain timed out; objects without another replica are lost");
+            let left = client.segments().drain().await.map_or_else(|_| "an unknown number".into(), |now| now.left.to_string());
+            tracing::warn!(seconds = grace.as_secs(), left, "drain timed out; objects without another replica are lost; raise --drain_on_term");
             return;
         }
     };
     match moved {
-        Ok(done) => tracing::info!(objects = done.moved, bytes = done.bytes, left = done.left, "drained"),
+        Ok(done) if done.left > 0 => {
+            tracing::warn!(
+                objects = done.moved,
+                left = done.left,
+                "drain ended early; objects that no other client has space for are lost"
+            );
+        }
+        Ok(done) => tracing::info!(objects = done.moved, bytes = done.bytes, "drained"),
         Err(error) => {
             tracing::info!(%error, "the master cannot move objects away from this client");
             if leave_after(client, grace).await {

@@ -6,7 +6,7 @@ use crate::common::rig::{KIB, MIB, Rig, client, segment};
 use crate::drain_support::{Drains, name};
 use mooncake_core::error::ErrorCode::*;
 use mooncake_core::ids::Uuid;
-use mooncake_core::replica::{ReplicateConfig, SegmentStatus};
+use mooncake_core::replica::{ReplicateConfig, SegmentStatus, SoftPin};
 use mooncake_store::master::{DrainStatus, MasterOptions};
 use mooncake_store::protocol::wire::{TaskKind::Move, TaskReport, TaskStatus};
 
@@ -122,36 +122,79 @@ fn a_leaving_client_finds_free_space_or_none() {
 #[test]
 fn what_has_to_stay_is_waited_for() {
     let rig = three();
-    let only = |pinned| ReplicateConfig {
-        preferred_segment: name(1),
-        hard_pin: pinned,
-        ..ReplicateConfig::default()
-    };
-    rig.put_with(9, "pinned", KIB, &only(true)).unwrap();
-    rig.start_with(9, "unfinished", KIB, mooncake_store::api::WriteMode::Put, &only(false)).unwrap();
+    let only = ReplicateConfig { preferred_segment: name(1), ..ReplicateConfig::default() };
+    rig.start_with(9, "unfinished", KIB, mooncake_store::api::WriteMode::Put, &only).unwrap();
     rig.put_in(1, "copied", KIB);
     rig.master.copy_start(client(1), b"copied", &name(1), &[&name(2)]).unwrap();
     rig.put_in(1, "read", KIB);
     rig.locate("read").unwrap();
     let job = rig.drain(&[1], &[], 4).unwrap();
     rig.master.tick();
-    assert_eq!(rig.job(job).blocked, 3);
+    assert_eq!(rig.job(job).blocked, 2);
     assert_eq!(rig.work(1), ["read"], "readers are no reason to wait");
     rig.round();
-    assert_eq!((rig.job(job).blocked, rig.job(job).active), (3, 0));
+    assert_eq!((rig.job(job).blocked, rig.job(job).active), (2, 0));
 
     rig.end(9, "unfinished").unwrap();
     rig.master.replication_end(client(1), mooncake_store::protocol::wire::TaskKind::Copy, b"copied").unwrap();
     rig.round();
-    assert_eq!((rig.job(job).blocked, rig.job(job).active), (1, 2));
+    assert_eq!((rig.job(job).blocked, rig.job(job).active), (0, 2));
     assert_eq!(rig.work(1).len(), 2);
     assert_eq!(rig.lies_in("copied").len(), 2, "to where there is none yet");
-    rig.round();
-    assert_eq!((rig.job(job).status, rig.job(job).blocked), (DrainStatus::Running, 1));
-    rig.remove("pinned", true).unwrap();
     rig.alive_for(10.5);
     assert_eq!((rig.job(job).status, rig.state(1)), (DrainStatus::Succeeded, SegmentStatus::Drained));
     assert_eq!(rig.job(job).succeeded, 3);
+}
+
+/// A pin forbids eviction, not moves.
+#[test]
+fn pinned_and_grouped_objects_are_moved() {
+    let rig = three();
+    let put = |key: &str, config: ReplicateConfig| {
+        rig.put_with(9, key, KIB, &ReplicateConfig { preferred_segment: name(1), ..config }).unwrap();
+    };
+    put("hard", ReplicateConfig { hard_pin: true, ..ReplicateConfig::default() });
+    put("soft", ReplicateConfig { soft_pin: SoftPin::Enable, ..ReplicateConfig::default() });
+    put("grouped", ReplicateConfig { group_ids: Some(vec!["g".into()]), ..ReplicateConfig::default() });
+    put("both", ReplicateConfig { hard_pin: true, ..ReplicateConfig::replicas(2) });
+    put("leased", ReplicateConfig { hard_pin: true, ..ReplicateConfig::default() });
+    rig.locate("leased").unwrap();
+    let job = rig.drain(&[1], &[], 10).unwrap();
+    rig.master.tick();
+    assert_eq!(rig.work(1).len(), 5);
+    rig.alive_for(10.5);
+    assert_eq!((rig.job(job).status, rig.job(job).succeeded), (DrainStatus::Succeeded, 5));
+    for key in ["hard", "soft", "grouped", "both", "leased"] {
+        assert!(!rig.lies_in(key).contains(&1) && !rig.lies_in(key).is_empty(), "{key}");
+    }
+    assert_eq!(rig.lies_in("both").len(), 2);
+    // The object is still pinned.
+    for at in 0..300 {
+        let _ = rig.put(9, &format!("filler{at}"), 16 * KIB);
+    }
+    assert!(!rig.has("filler0"), "the segments are full");
+    assert!(rig.has("hard") && rig.has("both"));
+}
+
+/// A job always ends, and its message names what is left.
+#[test]
+fn a_job_that_moves_nothing_ends() {
+    let rig = Rig::new();
+    rig.mount(1, 4 * MIB);
+    rig.mount(2, MIB);
+    rig.put_in(1, "too large", 2 * MIB);
+    let only = ReplicateConfig { preferred_segment: name(1), ..ReplicateConfig::default() };
+    rig.start_with(9, "unfinished", KIB, mooncake_store::api::WriteMode::Put, &only).unwrap();
+    let job = rig.drain(&[1], &[], 4).unwrap();
+    rig.alive_for(59.0);
+    assert_eq!((rig.job(job).status, rig.job(job).blocked), (DrainStatus::Running, 2));
+    rig.alive_for(3.0);
+    let info = rig.job(job);
+    assert_eq!((info.status, info.blocked), (DrainStatus::Failed, 2));
+    for text in ["2 replicas", "key=\"too large\" has 2097152 bytes", "key=\"unfinished\" is being written"] {
+        assert!(info.message.contains(text), "{}", info.message);
+    }
+    assert_eq!((rig.lies_in("too large"), rig.state(1)), (vec![1], SegmentStatus::Ok));
 }
 
 #[test]

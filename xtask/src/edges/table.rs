@@ -228,6 +228,11 @@ pub(super) const EDGES: &[(&str, &[Edge])] = &[
                 bugs: &["lease-too-short-to-read"],
             },
             Edge {
+                program: "master",
+                test: "drain::pinned_and_grouped_objects_are_moved",
+                bugs: &["drain-leaves-pinned"],
+            },
+            Edge {
                 program: "lib mooncake_server",
                 test: "ticker::tests::a_stop_at_any_point_of_a_turn_expires_nobody",
                 bugs: &["ticker-measures-sleep-only"],

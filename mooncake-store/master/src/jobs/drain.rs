@@ -7,6 +7,7 @@ use std::time::Duration;
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::Moment;
 use mooncake_core::evict::MergeableOrder;
+use mooncake_core::fault_injection::is_planted;
 use mooncake_core::ids::{ClientId, Uuid};
 use mooncake_core::replica::SegmentStatus;
 use mooncake_core::{Error, ErrorCode, Result};
@@ -25,6 +26,12 @@ const ROUND: Duration = Duration::from_millis(500);
 /// Time without new moves after a cancel that came while moves were in progress.
 const HOLD: Duration = Duration::from_secs(10);
 
+/// Time without any move after which a job ends, if replicas are left that cannot be moved.
+const STALL: Duration = Duration::from_secs(60);
+
+/// Maximum number of replicas that the end of a stalled job names.
+const NAMED: usize = 20;
+
 /// Maximum number of blocked replicas that are checked again per round.
 const RECHECKED: usize = 4096;
 
@@ -37,7 +44,8 @@ enum NextStep {
     Move(String, u64),
     /// No segment has so many free bytes.
     NoSpace(u64),
-    Blocked,
+    /// The reason why the replica cannot be moved now.
+    Blocked(String),
     /// The object uses no space in the segment any more.
     Done,
 }
@@ -193,7 +201,8 @@ impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
             let object = &shard[slot];
             for (source, segment) in sources.iter().enumerate() {
                 if uses_space_in(object, |held| Arc::ptr_eq(&held.segment, segment)) {
-                    let list = if is_blocked(object) { &mut blocked } else { &mut ready };
+                    let is_blocked = blocking_change(object).is_some();
+                    let list = if is_blocked { &mut blocked } else { &mut ready };
                     list.push_back(DrainUnit { key: object.key.clone(), source, tries: 0 });
                 }
             }
@@ -236,7 +245,9 @@ impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
             }
             self.start_moves(job, now, wall);
         }
-        if job.ready.is_empty() && job.blocked.is_empty() && job.active.is_empty() {
+        if !job.blocked.is_empty() {
+            self.end_if_stalled(job, now, wall);
+        } else if job.ready.is_empty() && job.active.is_empty() {
             self.finish_if_empty(job, now, wall);
         }
     }
@@ -267,9 +278,40 @@ impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
                 NextStep::NoSpace(_) if job.targets.is_empty() && job.leaving.is_none() => {
                     job.ready.push_back(unit)
                 }
-                NextStep::NoSpace(_) | NextStep::Blocked => job.blocked.push_back(unit),
+                NextStep::NoSpace(_) | NextStep::Blocked(_) => job.blocked.push_back(unit),
             }
         }
+    }
+
+    /// Ends a job that has moved nothing for a while. The segments accept objects again, unless
+    /// their client leaves.
+    fn end_if_stalled(&self, job: &mut DrainJob<A>, now: Moment, wall: u64) {
+        if !job.active.is_empty() || !job.ready.is_empty() || job.hold > now {
+            job.stalled = None;
+            return;
+        }
+        if job.stalled.get_or_insert(now).after(STALL) > now {
+            return;
+        }
+        let mut left: Vec<String> = Vec::new();
+        for unit in job.blocked.iter().take(NAMED) {
+            let why = match self.next_step(unit, job, now) {
+                NextStep::Blocked(why) => why,
+                NextStep::NoSpace(len) => format!("no segment has {len} bytes of free space in one piece"),
+                // The object has just left, or may be moved from now on.
+                NextStep::Done | NextStep::Move(..) => return,
+            };
+            left.push(format!("key=\"{}\" {why}", unit.key.as_bytes().escape_ascii()));
+        }
+        let count = job.blocked.len();
+        let more =
+            if count > left.len() { format!("; and {} more", count - left.len()) } else { String::new() };
+        let message = format!(
+            "cannot drain: {count} replicas could not be moved for {} s: {}{more}",
+            STALL.as_secs(),
+            left.join("; ")
+        );
+        job.end(DrainStatus::Failed, message, wall);
     }
 
     fn start_moves(&self, job: &mut DrainJob<A>, now: Moment, wall: u64) {
@@ -278,7 +320,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
             let Some(unit) = job.ready.pop_front() else { return };
             match self.next_step(&unit, job, now) {
                 NextStep::Done => {}
-                NextStep::Blocked => job.blocked.push_back(unit),
+                NextStep::Blocked(_) => job.blocked.push_back(unit),
                 NextStep::NoSpace(len) => {
                     // Memory shrinks by the drained segments, so the least recently used objects
                     // are evicted, wherever they are. Named targets are left as they are.
@@ -297,7 +339,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
                     let source = &job.sources[unit.source].info.name;
                     match self.create_move(unit.key.as_bytes(), source, &target) {
                         Ok(task) => {
-                            evicted = false;
+                            (evicted, job.stalled) = (false, None);
                             job.active.push(ActiveMove { unit, task, bytes });
                         }
                         Err(full) if full.code() == ErrorCode::TaskPendingLimitExceeded => {
@@ -323,8 +365,10 @@ impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
         // Two moves of one object at the same time could have the same target, and leave one
         // replica of two.
         let moving = job.sources.len() > 1 && job.active.iter().any(|active| active.unit.key == unit.key);
-        let free = |_: &&Value<A>| !moving && !is_blocked(object);
-        let Some(value) = object.value().filter(free) else { return NextStep::Blocked };
+        if let Some(why) = blocking_change(object).or(moving.then_some("is being moved")) {
+            return NextStep::Blocked(why.into());
+        }
+        let Some(value) = object.value() else { return NextStep::Blocked("has no value".into()) };
         let stays =
             |held: &Allocation<A>| held.segment.is_alive() && held.segment.status() == SegmentStatus::Ok;
         if job.leaving.is_some() && value.replicas.iter().any(stays) {
@@ -356,7 +400,10 @@ impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
             {
                 NextStep::NoSpace(value.len)
             }
-            None => NextStep::Blocked,
+            None => NextStep::Blocked(format!(
+                "has {} bytes, and no segment that may take it is so large",
+                value.len
+            )),
         }
     }
 
@@ -439,9 +486,14 @@ fn uses_space_in<A: SegmentAllocator>(object: &Object<A>, there: impl Fn(&Alloca
         || object.copying().is_some_and(|copying| copying.targets.iter().any(&there))
 }
 
-/// Returns whether the object cannot be moved now.
-fn is_blocked<A: SegmentAllocator>(object: &Object<A>) -> bool {
-    object.hard_pin || object.write().is_some() || object.copying().is_some()
+/// Returns the change in progress that an object has to end before it can be moved. A pin forbids
+/// eviction, not moves.
+fn blocking_change<A: SegmentAllocator>(object: &Object<A>) -> Option<&'static str> {
+    if is_planted("drain-leaves-pinned") && object.hard_pin {
+        return Some("is hard-pinned");
+    }
+    let copying = object.copying().map(|_| "is being copied");
+    object.write().map(|_| "is being written").or(copying)
 }
 
 fn check_names(request: &DrainRequest<'_>) -> Result<()> {

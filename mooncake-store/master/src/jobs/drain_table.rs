@@ -56,6 +56,8 @@ pub(crate) struct DrainJob<A> {
     pub(crate) recheck: Moment,
     /// Time at which only extents in quarantine were left.
     pub(crate) emptied: Option<Moment>,
+    /// Time since which no move has begun or ended. `None` while moves are in progress.
+    pub(crate) stalled: Option<Moment>,
 }
 
 /// Segments that a job of an earlier master waits for.
@@ -148,6 +150,7 @@ impl<A: SegmentAllocator> DrainJob<A> {
             leaving: None,
             recheck: Moment(0),
             emptied: None,
+            stalled: None,
         }
     }
 

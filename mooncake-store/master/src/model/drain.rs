@@ -25,8 +25,8 @@ pub enum DrainStatus {
     Running = 2,
     /// The segments are empty.
     Succeeded = 3,
-    /// Some replicas could not be moved, or a segment was unmounted before it was empty. The
-    /// remaining segments accept objects again.
+    /// Some replicas could not be moved, or a segment was unmounted before it was empty. The message
+    /// names replicas that are left. The remaining segments accept objects again.
     Failed = 4,
     /// A caller cancelled the job. The segments accept objects again.
     Canceled = 5,
@@ -63,8 +63,8 @@ pub struct DrainInfo {
     pub succeeded: u64,
     /// Number of replicas that could not be moved.
     pub failed: u64,
-    /// Number of replicas that cannot be moved now: they are hard-pinned, being written or copied,
-    /// or no segment has enough free space.
+    /// Number of replicas that cannot be moved now: they are being written or copied, or no segment
+    /// has enough free space. A job ends with them after a minute without any move.
     pub blocked: u64,
     /// Number of replicas that are being moved.
     pub active: u64,
