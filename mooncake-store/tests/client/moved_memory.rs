@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use mooncake_core::ErrorKind;
 use mooncake_core::ids::{SegmentId, Uuid};
-use mooncake_core::replica::{ReplicateConfig, Segment};
+use mooncake_core::replica::{ReplicaType, ReplicateConfig, Segment};
+use mooncake_store::api::WriteMode;
 use mooncake_store::client::{Client, RangeRead, RangeWrite};
-use mooncake_store::master::MasterOptions;
+use mooncake_store::master::{MasterOptions, Put};
 
 use crate::cluster::{Cluster, Kind};
 
@@ -54,10 +55,19 @@ async fn writes_to_moved_memory_are_no_invalid_calls() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reads_of_moved_memory_are_no_invalid_calls() {
-    let (_cluster, _owner, writer) = with_moved_memory().await;
-    let config = ReplicateConfig::default();
-    let object = writer.ranges().reserve(&[("k", LEN as u64)], &config).await.unwrap().remove(0).unwrap();
-    writer.ranges().commit(&[&object]).await.unwrap().remove(0).unwrap();
+    let (cluster, owner, writer) = with_moved_memory().await;
+    let (id, config) = (owner.id().into(), ReplicateConfig::default());
+    let put = Put {
+        writer: id,
+        mode: WriteMode::Put,
+        key: b"k",
+        len: LEN as u64,
+        config: &config,
+        group: "",
+        session: None,
+    };
+    cluster.master.put_start(&put).unwrap();
+    cluster.master.put_end(id, b"k", None, ReplicaType::All).unwrap();
     assert_eq!(writer.get("k").await.unwrap(), None, "a miss");
     let memory = || writer.memory().alloc(LEN).unwrap().exclusive().unwrap();
     let error = writer.get_into("k", memory()).await.found().unwrap_err();

@@ -88,7 +88,7 @@ impl Rig {
             key: key.as_bytes(),
             len,
             config,
-            group: "",
+            group: config.group_ids.as_ref().and_then(|groups| groups.first()).map_or("", |group| group),
             session: None,
         };
         self.master.put_start(&put).map_err(|e| e.code())

@@ -26,6 +26,7 @@ mod hints;
 mod hot_replicas;
 mod inventory;
 mod lifetimes;
+mod looked_up;
 mod lost_copies;
 mod misses;
 mod model;

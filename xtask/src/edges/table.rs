@@ -229,6 +229,11 @@ pub(super) const EDGES: &[(&str, &[Edge])] = &[
             },
             Edge {
                 program: "master",
+                test: "looked_up::look_ups_without_reads_stop_no_writer",
+                bugs: &["look-ups-stop-writers"],
+            },
+            Edge {
+                program: "master",
                 test: "drain::pinned_and_grouped_objects_are_moved",
                 bugs: &["drain-leaves-pinned"],
             },

@@ -48,7 +48,8 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         if call.is_behind_gap {
             self.count_miss(&mut shard, key, hash, found, now, call);
         }
-        shard[slot].grant_lease(self.space().lease_from(now));
+        let (lease, pause) = (self.space().lease_from(now), self.space().options.look_up_floor());
+        shard[slot].grant_look_up(now, lease, pause);
         // A policy that counts uses learns from those that read. The lease protects the object.
         if !self.space().directory.ranks_by_value() {
             self.space().directory.touch(&mut shard, slot, &self.space().next_place());

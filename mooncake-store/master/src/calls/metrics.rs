@@ -217,6 +217,11 @@ fn add_evictions(families: &mut Families, stats: &Stats) {
         ("master_attempted_evictions_total", attempts, attempted),
         ("master_evicted_key_count", "Evicted objects", stats.evicted_keys),
         ("master_evicted_size_bytes", "Evicted bytes", stats.evicted_bytes),
+        (
+            "master_evicted_looked_up_key_count",
+            "Evicted objects with a lease that only look-ups had extended",
+            stats.look_ups_yielded,
+        ),
         // Only memory is evicted. Names with a tier do not end in `_total`.
         ("master_successful_evictions_mem", evictions, successful),
         ("master_attempted_evictions_mem", attempts, attempted),

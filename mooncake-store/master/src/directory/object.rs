@@ -1,6 +1,7 @@
 //! Object: its value, its write in progress, its copies in progress, and its disk replicas.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::Moment;
@@ -52,6 +53,9 @@ pub(crate) struct Object<A> {
     pub(crate) hash: u64,
     /// End of the latest lease on the current value.
     pub(crate) lease: Moment,
+    /// First of the look-ups without a pause that have extended the lease since the last read; zero
+    /// for none.
+    pub(crate) looked_up_since: Moment,
     /// Reads of the current value. A lease without a read gives no address away.
     pub(crate) reads: ObjectReads,
     /// End of the soft pin; zero for none.
@@ -212,8 +216,22 @@ impl<A: SegmentAllocator> Object<A> {
         in_memory.or_else(|| self.disk().map(|disk| disk.checksum)).flatten()
     }
 
-    /// Grants a lease on the current value and on its group.
+    /// Grants the lease of a read on the current value and on its group.
     pub(crate) fn grant_lease(&mut self, until: Moment) {
+        self.looked_up_since = Moment(0);
+        self.lease = self.lease.max(until);
+        if let Some(group) = &self.group {
+            group.extend(until);
+            group.extend_reads(until);
+        }
+    }
+
+    /// Grants the lease of a look-up, from `now` on. Look-ups less than `pause` apart are one.
+    pub(crate) fn grant_look_up(&mut self, now: Moment, until: Moment, pause: Duration) {
+        let last = Moment(self.lease.0.saturating_sub(until.since(now).as_nanos() as u64));
+        if self.looked_up_since == Moment(0) || now.since(last) > pause {
+            self.looked_up_since = now;
+        }
         self.lease = self.lease.max(until);
         if let Some(group) = &self.group {
             group.extend(until);

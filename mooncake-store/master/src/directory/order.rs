@@ -34,8 +34,24 @@ const LEFT_AT_ONCE: usize = 64;
 pub(crate) enum Pass {
     /// Objects without a pin.
     Ordinary,
+    /// Objects without a pin, also those with a lease that only look-ups extended.
+    LookedUp,
     /// Objects without a pin, and soft-pinned ones.
     SoftPinned,
+    /// Objects of all kinds that an eviction may ever choose.
+    Any,
+}
+
+impl Pass {
+    /// Returns whether the eviction may choose soft-pinned objects.
+    pub(crate) fn takes_soft_pinned(self) -> bool {
+        matches!(self, Self::SoftPinned | Self::Any)
+    }
+
+    /// Returns whether the lease of a look-up yields to the eviction.
+    pub(crate) fn takes_looked_up(self) -> bool {
+        matches!(self, Self::LookedUp | Self::Any)
+    }
 }
 
 /// Order of the objects of one tenant in a shard.
@@ -499,7 +515,7 @@ impl<E: MergeableOrder> EvictionOrder<E> {
         let unpinned = order.unpinned.oldest(|slot| is_last(slot) && may_go(slot)).map(rank);
         let ordinary = [order.next, unpinned].into_iter().flatten().min_by_key(|(_, used)| *used);
         match pass {
-            Pass::SoftPinned if ordinary.is_none() => order.pinned.oldest(may_go).map(rank),
+            _ if pass.takes_soft_pinned() && ordinary.is_none() => order.pinned.oldest(may_go).map(rank),
             _ => ordinary,
         }
     }

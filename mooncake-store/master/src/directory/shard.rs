@@ -121,6 +121,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Shard<A, E> {
             key,
             hash,
             lease: Moment(0),
+            looked_up_since: Moment(0),
             reads: ObjectReads::default(),
             soft_pin: Moment(0),
             hard_pin: false,

@@ -14,7 +14,7 @@ use mooncake_core::{Error, ErrorCode, Result};
 
 use super::drain_table::{ActiveMove, DrainJob, DrainJobs, DrainUnit};
 use super::state::Jobs;
-use crate::directory::{Object, Value};
+use crate::directory::Object;
 use crate::model::drain::{DrainInfo, DrainRequest, DrainStatus};
 use crate::model::segment::{Allocation, MountedSegment};
 use crate::space::registry::Registry;

@@ -38,6 +38,7 @@ pub(crate) struct Counters {
     pub(crate) evictions_successful: AtomicU64,
     pub(crate) evicted_keys: AtomicU64,
     pub(crate) evicted_bytes: AtomicU64,
+    look_ups_yielded: AtomicU64,
     pub(crate) out_of_space: AtomicU64,
     pub(crate) partial: AtomicU64,
     pub(crate) existed: AtomicU64,
@@ -84,6 +85,11 @@ impl Counters {
         self.evicted_bytes.fetch_add(bytes, Relaxed);
     }
 
+    /// Counts an object that was evicted although look-ups had extended its lease.
+    pub(crate) fn look_up_yielded(&self) {
+        self.look_ups_yielded.fetch_add(1, Relaxed);
+    }
+
     /// Counts a write that was taken back.
     pub(crate) fn discarded(&self) {
         self.discarded.fetch_add(1, Relaxed);
@@ -113,6 +119,7 @@ impl Counters {
         stats.evictions_successful = read(&self.evictions_successful);
         stats.evicted_keys = read(&self.evicted_keys);
         stats.evicted_bytes = read(&self.evicted_bytes);
+        stats.look_ups_yielded = read(&self.look_ups_yielded);
         stats.out_of_space = read(&self.out_of_space);
         stats.partial = read(&self.partial);
         stats.existed = read(&self.existed);

@@ -25,8 +25,8 @@ pub enum DrainStatus {
     Running = 2,
     /// The segments are empty.
     Succeeded = 3,
-    /// Some replicas could not be moved, or a segment was unmounted before it was empty. The message
-    /// names replicas that are left. The remaining segments accept objects again.
+    /// Some replicas could not be moved, or a segment was unmounted before it was empty. The
+    /// message names replicas that are left. The remaining segments accept objects again.
     Failed = 4,
     /// A caller cancelled the job. The segments accept objects again.
     Canceled = 5,

@@ -18,6 +18,8 @@ pub(crate) struct Group {
     name: String,
     /// End of the latest lease on an object of the group.
     lease: AtomicU64,
+    /// End of the latest lease of a read on one of the objects.
+    reads: AtomicU64,
     objects: Mutex<GroupObjects>,
 }
 
@@ -94,6 +96,16 @@ impl Group {
         Moment(self.lease.load(Relaxed))
     }
 
+    /// Returns the end of the latest lease of a read on an object of the group.
+    pub(crate) fn read_lease(&self) -> Moment {
+        Moment(self.reads.load(Relaxed))
+    }
+
+    /// Extends the lease of reads of the group.
+    pub(crate) fn extend_reads(&self, until: Moment) {
+        self.reads.fetch_max(until.0, Relaxed);
+    }
+
     /// Extends the lease of the group.
     pub(crate) fn extend(&self, until: Moment) {
         self.lease.fetch_max(until.0, Relaxed);
@@ -143,8 +155,8 @@ impl Groups {
         let group = match part.get(name).filter(is_open) {
             Some(known) => known.clone(),
             None => {
-                let (lease, objects) = (AtomicU64::new(0), Mutex::default());
-                let group = Arc::new(Group { name: name.to_owned(), lease, objects });
+                let (lease, reads, objects) = (AtomicU64::new(0), AtomicU64::new(0), Mutex::default());
+                let group = Arc::new(Group { name: name.to_owned(), lease, reads, objects });
                 if part.insert(name.to_owned(), group.clone()).is_some() {
                     tracing::debug!(name, objects = MAX_OBJECTS, "group is full; another one begins");
                 }

@@ -217,6 +217,9 @@ pub struct MasterOptions {
     /// Last part of a lease during which the object may be removed and evicted (0). Its space stays
     /// in quarantine until the end of the lease.
     pub unprotected_lease: Duration,
+    /// Time for which a look-up protects an object from puts that find no other space; without it,
+    /// a tenth of the lease. A get that follows its look-up needs that time.
+    pub look_up_protection: Option<Duration>,
     /// Duration of a soft pin if the put does not state one (30 min).
     pub soft_pin_ttl: Duration,
     /// Longest soft pin that a put may request (7 days).
@@ -278,6 +281,7 @@ impl Default for MasterOptions {
         Self {
             lease_ttl: Duration::from_secs(10),
             unprotected_lease: Duration::ZERO,
+            look_up_protection: None,
             soft_pin_ttl: Duration::from_secs(30 * 60),
             max_soft_pin_ttl: Duration::from_secs(7 * 24 * 60 * 60),
             evict_soft_pinned: true,
@@ -385,6 +389,11 @@ impl MasterOptions {
             )));
         }
         Ok(())
+    }
+
+    /// Returns the time for which a look-up protects an object from puts that find no other space.
+    pub fn look_up_floor(&self) -> Duration {
+        self.look_up_protection.unwrap_or(self.lease_ttl / 10).min(self.lease_ttl)
     }
 
     /// Returns the longest time for which a reader or a writer may rely on a response of a master

@@ -57,6 +57,8 @@ pub struct Stats {
     pub evicted_keys: u64,
     /// Bytes of the evicted objects.
     pub evicted_bytes: u64,
+    /// Number of evicted objects with a lease that only look-ups had extended.
+    pub look_ups_yielded: u64,
     /// Number of puts that were refused because eviction could not free enough space.
     pub out_of_space: u64,
     /// Number of puts that got fewer replicas than they requested.

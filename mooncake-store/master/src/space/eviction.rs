@@ -68,13 +68,14 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
         }
         self.set_offload_budget(len);
         let (outlook, large) = (self.eviction.searches.outlook(only, len, now), self.directory.is_large());
-        for pass in self.passes() {
+        let (mut passes, mut is_first_victim) = (self.passes_for_put().peekable(), true);
+        while let Some(pass) = passes.next() {
             // Several small victims in a row leave a gap only by chance, so they are evicted in the
             // order of the policy only where gaps are likely. A victim that is large enough by
             // itself always may be.
             let by_chance = match outlook {
-                GapOutlook::Likely => pass == Pass::Ordinary,
-                GapOutlook::Unknown => pass == Pass::Ordinary && large,
+                GapOutlook::Likely => is_first_victim && !pass.takes_soft_pinned(),
+                GapOutlook::Unknown => is_first_victim && !pass.takes_soft_pinned() && large,
                 GapOutlook::Doubtful | GapOutlook::Suspended => false,
             };
             let of_use = |object: &Object<A>, _: u64| by_chance || leaves_a_gap(object, need, &takes);
@@ -101,10 +102,11 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
                 }
                 Some(victim.objects)
             });
+            is_first_victim &= freed == 0;
             match end {
                 InOrder::NoGap => {}
                 InOrder::Gap => return true,
-                InOrder::NoVictim if pass == Pass::Ordinary && self.options.evict_soft_pinned => continue,
+                InOrder::NoVictim if passes.peek().is_some() => continue,
                 InOrder::NoVictim => {
                     self.eviction.paused_until.store(now.after(PAUSE).0, Relaxed);
                     return false;
@@ -163,7 +165,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
             let only = only.as_deref();
             let takes = self.accepts(only, now);
             let found = self.has_space_for(len, &takes)
-                || self.passes().any(|pass| self.evict_contiguous(len, &takes, pass, now));
+                || self.passes_for_put().any(|pass| self.evict_contiguous(len, &takes, pass, now));
             if found {
                 self.eviction.searches.record_success(only, len, self.clock.now());
                 self.eviction.end_backoff();

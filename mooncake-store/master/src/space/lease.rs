@@ -5,6 +5,7 @@ use std::sync::Arc;
 use mooncake_core::alloc::{Extent, SegmentAllocator};
 use mooncake_core::clock::Moment;
 use mooncake_core::evict::MergeableOrder;
+use mooncake_core::fault_injection::is_planted;
 
 #[cfg(feature = "testkit")]
 use super::injected_bug::Bug;
@@ -68,6 +69,17 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
     /// Returns whether a lease protects the current value, or any object of its group.
     pub(crate) fn is_read(&self, object: &Object<A>, now: Moment) -> bool {
         self.lease_holds(object, now) || object.group().is_some_and(|group| self.protects(group.lease(), now))
+    }
+
+    /// Returns whether the lease of an object yields to a put that finds no other space. Look-ups
+    /// have extended it for a while, nothing reads the object or its group, and a get had its time.
+    pub(crate) fn lease_yields(&self, object: &Object<A>, now: Moment) -> bool {
+        let since = object.looked_up_since;
+        since != Moment(0)
+            && since.after(self.options.look_up_floor()) <= now
+            && !self.protects(object.reads.until(object.lease), now)
+            && !object.group().is_some_and(|group| self.protects(group.read_lease(), now))
+            && !is_planted("look-ups-stop-writers")
     }
 
     /// Returns the time at which space is free that must stay in quarantine until `until`.

@@ -18,7 +18,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
     pub(crate) fn evict_for_quota(&self, number: u32, bytes: u64, freed: u64, now: Moment) -> bool {
         let fits = || self.tenants.reserve(number, bytes, freed).is_ok();
         self.set_offload_budget(bytes);
-        for pass in self.passes() {
+        for pass in self.passes_for_put() {
             self.repeat_eviction(|| {
                 if fits() {
                     return None;

@@ -48,6 +48,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
         let why = if is_after_pin { MissCause::PinEnded } else { why };
         let why = shard.end_of_lifetime(slot, now).unwrap_or(why);
         let lease = self.in_use_until(&shard[slot]);
+        let yields = self.is_read(&shard[slot], now) && self.lease_yields(&shard[slot], now);
         let Some(value) = shard.take_value(slot, now) else { return };
         let bytes = value.replicas.iter().fold(0u64, |sum, held| sum.saturating_add(held.extent.len));
         victim.objects += 1;
@@ -61,6 +62,9 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
         victim.parents.append(&mut shard.take_left_parents());
         shard.remove_if_empty(slot, why);
         self.counters.evicted(1, bytes);
+        if yields {
+            self.counters.look_up_yielded();
+        }
     }
 
     /// Records that the parents of what was evicted have lost a child. No shard may be locked by
@@ -94,14 +98,21 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
             && object.write().is_none()
             && object.copying().is_none()
             && !object.hard_pin
-            && (pass == Pass::SoftPinned || object.soft_pin() <= now)
+            && (pass.takes_soft_pinned() || object.soft_pin() <= now)
             // A lease on one object of a group protects all of them.
-            && !self.is_read(object, now)
+            && (!self.is_read(object, now) || pass.takes_looked_up() && self.lease_yields(object, now))
     }
 
-    /// Returns the passes of an eviction, in order.
+    /// Returns the passes of an eviction in the background, in order.
     pub(crate) fn passes(&self) -> impl Iterator<Item = Pass> + use<A, E> {
         let soft = self.options.evict_soft_pinned.then_some(Pass::SoftPinned);
         [Some(Pass::Ordinary), soft].into_iter().flatten()
+    }
+
+    /// Returns the passes of an eviction for a put that finds no free space, in order.
+    pub(crate) fn passes_for_put(&self) -> impl Iterator<Item = Pass> + use<A, E> {
+        let evicts_soft_pinned = self.options.evict_soft_pinned;
+        let soft = [Pass::SoftPinned, Pass::Any].into_iter().filter(move |_| evicts_soft_pinned);
+        [Pass::Ordinary, Pass::LookedUp].into_iter().chain(soft)
     }
 }

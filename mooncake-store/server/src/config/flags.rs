@@ -165,6 +165,9 @@ const SPACE: &[Flag] = settings! {
     /// Share of its quota above which the background evicts objects of a tenant
     tenant_eviction_high_watermark_ratio: "0.9"
         => Idle("a put evicts what the quota of its tenant needs", is_share),
+    /// Time for which a look-up protects an object from puts that find no other space:
+    /// milliseconds, or auto for a tenth of the lease
+    look_up_protection: "auto" => set!(options.look_up_protection = auto_or_millis),
     /// Evict soft-pinned objects if nothing else can be evicted
     allow_evict_soft_pinned_objects: "true" => set!(options.evict_soft_pinned = switch),
     /// Allocator of segments: offset, best_fit
