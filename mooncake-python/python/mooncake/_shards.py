@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any, ParamSpec, TypeVar
 
 from mooncake import _mooncake
+from mooncake._element_types import DTYPES, code_of, torch_dtype
 from mooncake._layout import (
-    DTYPE_CODES,
-    DTYPES,
+    MAX_DIMS,
     SHARD,
     Axis,
     Header,
@@ -23,6 +23,7 @@ from mooncake._layout import (
     Plan,
     Strips,
     axes_of,
+    manifest_base,
     parallelism_manifest_key,
     shard_key,
     shard_range,
@@ -130,8 +131,22 @@ def _is_tensor(value: Any) -> bool:
     return any("Tensor" in base.__name__ for base in type(value).__mro__)
 
 
+def _of_size(size: int) -> Any:
+    """Returns a type of torch with elements of that many bytes, which torch can copy."""
+    torch = _torch()
+    return {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}[size]
+
+
+def _why_unsupported(value: Any) -> str:
+    """Returns why a value has no stored form as a tensor."""
+    if not _is_tensor(value):
+        return f"not a tensor of a supported kind. type={type(value).__name__}"
+    found = " ".join(f"{name}={getattr(value, name, None)}" for name in ("dtype", "layout", "device"))
+    return f"not a tensor of a supported kind. {found} type={type(value).__name__}"
+
+
 @_of_real_bytes
-def _tensor_in_memory(value: Any) -> _Tensor | None:
+def _tensor_in_memory(value: Any, most_dims: int = MAX_DIMS) -> _Tensor | None:
     """Returns a tensor's bytes in C order, or `None` for a value that the store does not support as
     a tensor.
 
@@ -144,15 +159,16 @@ def _tensor_in_memory(value: Any) -> _Tensor | None:
         return None
     if value.is_quantized or value.is_nested or value.is_meta:
         return None
-    dtype = DTYPE_CODES.get(str(value.dtype).removeprefix("torch."))
-    if dtype is None or value.dim() > 8:
+    dtype = code_of(value.dtype)
+    if dtype is None or value.dim() > most_dims:
         return None
     held = value.detach()
     if held.device.type not in ("cpu", "cuda"):
         held = held.cpu()
-    held = held.contiguous()
-    if held.is_conj() or held.is_neg():
-        held = held.clone()
+    held = held.resolve_conj().resolve_neg()
+    if not held.is_contiguous():
+        # torch cannot copy elements of some of the types, such as int4.
+        held = held.view(_of_size(DTYPES[dtype][1])).contiguous().view(held.dtype)
     if held.device.type == "cuda":
         if _mooncake.device_of(held.data_ptr()) is None:
             held = held.cpu()
@@ -265,11 +281,28 @@ def _parallel(
     return [write, _raw_write(parallelism_manifest_key(key), manifest.pack())]
 
 
+def _has_manifest(writes: list[_Write]) -> bool:
+    return len(writes) > 1 and manifest_base(writes[-1].key) is not None
+
+
+def _contradicts(writes: list[_Write], own: Manifest | None, stored: Manifest) -> bool:
+    """Returns whether shards of two manifests cannot be read together, although their keys are
+    alike.
+    """
+    if own is None or own == stored:
+        return False
+    # The key of a shard along one axis has the rank only. Other keys have all numbers of the layout.
+    base = manifest_base(writes[-1].key)
+    has_rank_only = writes[0].key.startswith(f"{base}_tp_")
+    alike = (own.split_dim, own.shards) == (stored.split_dim, stored.shards)
+    return has_rank_only or alike
+
+
 @_of_real_bytes
 def _views(address: int, header: Header) -> Any:
     """Returns a tensor over the caller's memory, at the data behind a header."""
     torch = _torch()
-    dtype = getattr(torch, DTYPES[header.dtype][0])
+    dtype = torch_dtype(torch, header.dtype)
     if header.data_bytes == 0:
         return torch.empty(header.local_shape, dtype=dtype, device="cpu")
     device = _mooncake.device_of(address)
@@ -290,7 +323,7 @@ class _OnGpu:
 @_of_real_bytes
 def _empty(header: Header) -> Any:
     torch = _torch()
-    return torch.empty(header.local_shape, dtype=getattr(torch, DTYPES[header.dtype][0]), device="cpu")
+    return torch.empty(header.local_shape, dtype=torch_dtype(torch, header.dtype), device="cpu")
 
 
 @_of_real_bytes
@@ -298,7 +331,7 @@ def _of_bytes(header: Header, data: bytes | memoryview) -> Any:
     torch = _torch()
     if not data:
         return _empty(header)
-    flat = torch.frombuffer(bytearray(data), dtype=getattr(torch, DTYPES[header.dtype][0]))
+    flat = torch.frombuffer(bytearray(data), dtype=torch_dtype(torch, header.dtype))
     return flat.reshape(header.local_shape)
 
 
