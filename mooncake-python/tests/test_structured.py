@@ -219,11 +219,11 @@ def test_inconsistent_manifests():
 
 def test_tensors_of_every_type(backing):
     torch = pytest.importorskip("torch", reason="tensor members need torch")
-    from mooncake._element_types import DTYPES
+    from mooncake._element_types import DTYPES, QUANTIZED
 
     transfer = MooncakeBundleTransfer(backing, default_chunk_bytes=64)
-    for name, size in DTYPES.values():
-        if not hasattr(torch, name):
+    for code, (name, size) in DTYPES.items():
+        if code in QUANTIZED or not hasattr(torch, name):
             continue
         tensor = torch.arange(24 * size, dtype=torch.uint8).remainder(2).view(getattr(torch, name)).reshape(6, 4)
         ref = transfer.put_structured_object(StructuredObjectPayload(buffers={"t": tensor}))
@@ -231,6 +231,19 @@ def test_tensors_of_every_type(backing):
         assert got.dtype == tensor.dtype and torch.equal(got.view(torch.uint8), tensor.view(torch.uint8)), name
         part = transfer.materialize(transfer.read_spec(ref).slice_member("t", 0, 1, 3)).objects["t"]
         assert part.dtype == tensor.dtype and torch.equal(part.view(torch.uint8), tensor.view(torch.uint8)[1:3]), name
+
+
+def test_quantized_tensors(backing):
+    torch = pytest.importorskip("torch", reason="tensor members need torch")
+    from test_tensors import quantized, same_quantized
+
+    transfer = MooncakeBundleTransfer(backing, default_chunk_bytes=64)
+    for tensor in quantized():
+        ref = transfer.put_structured_object(StructuredObjectPayload(buffers={"t": tensor}))
+        spec = transfer.read_spec({"manifest_key": ref.manifest_key})
+        assert same_quantized(transfer.materialize(spec).objects["t"], tensor)
+        with pytest.raises(ValueError, match="quantized"):
+            transfer.materialize(spec.slice_member("t", 0, 0, 1))
 
 
 def test_tensors(backing):

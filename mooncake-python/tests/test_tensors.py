@@ -13,7 +13,8 @@ import layouts  # noqa: E402
 import numpy as np  # noqa: E402
 from layouts import axis, layout  # noqa: E402
 from mooncake._element_types import DTYPES as ALL_TYPES  # noqa: E402
-from mooncake._element_types import FIRST_OWN_CODE  # noqa: E402
+from mooncake._element_types import FIRST_OWN_CODE, QUANTIZED  # noqa: E402
+from mooncake._layout import Header  # noqa: E402
 from mooncake.store import (  # noqa: E402
     ReadTarget,
     ReplicateConfig,
@@ -336,7 +337,7 @@ def test_invalid_layouts(store, key):
 
 
 # Types that Mooncake C++ lacks, by their number in the header.
-OWN = {code: name for code, (name, _) in ALL_TYPES.items() if code >= FIRST_OWN_CODE and hasattr(torch, name)}
+OWN = {code: name for code, (name, _) in ALL_TYPES.items() if FIRST_OWN_CODE <= code not in QUANTIZED and hasattr(torch, name)}
 
 
 @pytest.mark.parametrize("code", OWN, ids=OWN.get)
@@ -387,11 +388,87 @@ def test_conjugate_and_negative_views(store, key):
         assert same(store.get_tensor(f"{key}-{i}"), view.resolve_conj().resolve_neg())
 
 
+def quantized():
+    """Returns quantized tensors of every type and scheme."""
+    numbers = torch.arange(15.0).reshape(3, 5) / 7 - 1
+    made = [torch.quantize_per_tensor(numbers, 0.1, 3, one) for one in (torch.qint8, torch.quint8, torch.qint32)]
+    made.append(torch.quantize_per_tensor(numbers, 0.1, 3, torch.qint8).t())
+    made.append(torch.quantize_per_tensor(torch.ones(300, 1100), 1 / 3, 0, torch.quint8))
+    for axis_, count in ((0, 3), (1, 5)):
+        scales, zeros = torch.arange(1, count + 1).double() / 3, torch.arange(count)
+        made.append(torch.quantize_per_channel(numbers, scales, zeros, axis_, torch.qint8))
+    many = torch.ones(20_000, 2)
+    made.append(torch.quantize_per_channel(many, torch.arange(1, 20_001) / 3, torch.zeros(20_000).long(), 0, torch.quint8))
+    for dtype in (torch.quint4x2, torch.quint2x4):
+        made.append(torch.quantize_per_channel(numbers, torch.rand(3) + 0.1, torch.rand(3), 0, dtype))
+    made.append(torch.quantize_per_tensor(torch.empty(0, 3), 0.5, 1, torch.qint8))
+    return made
+
+
+def raw_bytes(tensor):
+    tensor = tensor.contiguous()
+    return bytes(tensor.untyped_storage().tolist())
+
+
+def same_quantized(one, other):
+    assert one is not None and (one.dtype, one.shape, one.qscheme()) == (other.dtype, other.shape, other.qscheme())
+    if other.qscheme() == torch.per_tensor_affine:
+        scales = (one.q_scale(), one.q_zero_point()) == (other.q_scale(), other.q_zero_point())
+    else:
+        pairs = [(of.q_per_channel_scales(), of.q_per_channel_zero_points()) for of in (one, other)]
+        scales = all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(*pairs))
+        scales = scales and one.q_per_channel_axis() == other.q_per_channel_axis()
+    return scales and raw_bytes(one) == raw_bytes(other)
+
+
+def test_quantized_tensors(make_store, key):
+    a, b = make_store(), make_store()
+    tensors = quantized()
+    keys = [f"{key}-{i}" for i in range(len(tensors))]
+    assert a.batch_put_tensor(keys, tensors) == [0] * len(keys), a.last_error()
+    memory = torch.zeros(2 << 20, dtype=torch.uint8)
+    assert b.register_buffer(memory.data_ptr(), memory.numel()) == 0
+    of_memory = (memory.data_ptr(), memory.numel())
+    for one, tensor, got in zip(keys, tensors, b.batch_get_tensor(keys)):
+        assert same_quantized(got, tensor) and same_quantized(b.get_tensor_with_parallelism(one), tensor)
+        assert same_quantized(_deserialize_tensor(b.get(one)), tensor)
+        assert same_quantized(b.get_tensor_into(one, *of_memory), tensor)
+        assert b.put_tensor_from(one + "-from", memory.data_ptr(), b.get_size(one)) == 0
+        assert same_quantized(b.get_tensor_with_parallelism_into(one + "-from", *of_memory), tensor)
+        assert a.put(one + "-raw", tensor) == (0 if tensor.numel() else -600)
+        assert a.get(one + "-raw") == raw_bytes(tensor)
+        # Scales belong to the whole.
+        assert a.put_tensor_with_tp(one + "-tp", tensor, 0, 3, 0) == -600
+        assert "quantized" in a.last_error().message
+        assert a.put_tensor_with_parallelism(one + "-tp", tensor, layout(axis("tp", 0, 2, 0))) == -600
+        assert b.get_array(one) is None and "numpy" in b.last_error().message
+        assert same_quantized(b.get_tensor_with_tp(one, 0, 1), tensor)
+        assert b.get_tensor_with_tp(one, 0, len(tensor) or 2) is None and "quantized" in b.last_error().message
+    assert b.unregister_buffer(memory.data_ptr()) == 0
+    part = torch.quantize_per_channel(torch.ones(4, 6), torch.ones(4), torch.zeros(4), 0, torch.quint4x2)
+    packed = torch.quantize_per_tensor(torch.ones(4, 6), 0.5, 0, torch.quint4x2)
+    assert a.put_tensor(key + "-part", packed[1:]) == -600 and "quint4x2" in a.last_error().message
+    assert a.put_tensor(key + "-part", part) == 0
+
+
+@pytest.mark.parametrize("parameters", [b"", b"{}", b"7", b"x", b'{"scheme":"per_tensor_affine","scale":"x","zero_point":0}',
+    b'{"scheme":"per_channel_affine","axis":0,"scales":[1],"zero_points":[0]}', b"[" * 5000, b'{"scheme":"other"}',
+    b'{"scheme":"per_channel_affine","axis":5,"scales":[1,1],"zero_points":[0,0]}'], ids=range(9))  # fmt: skip
+def test_invalid_scales_are_no_tensor(store, key, parameters):
+    code = next(code for code in QUANTIZED if ALL_TYPES[code][0] == "quint8")
+    header = Header(code, (2, 3), (2, 3), data_offset=304 + len(parameters), parameters=parameters)
+    assert store.put(key, header.pack() + bytes(6)) == 0
+    assert store.get_tensor(key) is None and "scales" in store.last_error().message
+    assert store.get_tensor_with_parallelism(key) is None
+    with pytest.raises(ValueError):
+        _deserialize_tensor(header.pack() + bytes(6))
+
+
 def test_safetensors_of_every_type(store, key, tmp_path):
     pytest.importorskip("safetensors")
     lacking = set()
     for code, (name, _) in ALL_TYPES.items():
-        if not hasattr(torch, name):
+        if code in QUANTIZED or not hasattr(torch, name):
             continue
         tensor = tensor_of(getattr(torch, name), 6, 4, seed=code)
         path = str(tmp_path / name)
@@ -440,8 +517,8 @@ def test_values_of_other_libraries(store, key):
     values = [(array, array.tobytes()) for array in arrays()]
     values += [(array.T, array.T.tobytes()) for array in arrays()]
     values += [(np.arange(4).astype("M8[s]"), np.arange(4).tobytes()), (np.zeros(0, "M8[s]"), b"")]
-    for name, _ in ALL_TYPES.values():
-        if hasattr(torch, name):
+    for code, (name, _) in ALL_TYPES.items():
+        if code not in QUANTIZED and hasattr(torch, name):
             tensor = tensor_of(getattr(torch, name), 6, 4)
             values += [(tensor, bytes_of(tensor)), (tensor.t(), bytes_of(tensor.t()))]
     values.append((torch.ones(2, requires_grad=True), bytes_of(torch.ones(2))))

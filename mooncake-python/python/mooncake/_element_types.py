@@ -44,6 +44,11 @@ _OWN: tuple[tuple[int, str, int], ...] = (
     (34, "bits1x8", 1),
     (35, "bits2x4", 1),
     (36, "bits4x2", 1),
+    (48, "qint8", 1),
+    (49, "quint8", 1),
+    (50, "qint32", 4),
+    (51, "quint4x2", 1),
+    (52, "quint2x4", 1),
 )
 
 # Name in torch and size of an element in bytes, by the number in the header.
@@ -52,6 +57,10 @@ DTYPES: dict[int, tuple[str, int]] = {
     **{FIRST_OWN_CODE + number: (name, size) for number, name, size in _OWN},
 }
 DTYPE_CODES = {name: code for code, (name, _) in DTYPES.items()}
+# Types whose objects have scales and zero points behind the header.
+QUANTIZED = frozenset(FIRST_OWN_CODE + number for number in range(48, 53))
+# Elements in a byte.
+PACKED = {FIRST_OWN_CODE + 51: 2, FIRST_OWN_CODE + 52: 4}
 # Types that numpy has itself. The package ml_dtypes adds others, by the same names.
 _OF_NUMPY = frozenset(
     {name for name, _ in _SHARED if not name.startswith(("bfloat", "float8"))} | {"complex64", "complex128"}

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mooncake._element_types import DTYPES
+from mooncake import _quantized
+from mooncake._element_types import DTYPES, PACKED, QUANTIZED
 from mooncake._types import number_of, word_of
 
 HEADER_SIZE = 304
@@ -82,6 +83,12 @@ class Header:
     layout: int = FULL
     axes: tuple[Axis, ...] = ()
     data_offset: int = HEADER_SIZE
+    # Bytes between header and data: the parameters of a quantized tensor.
+    parameters: bytes = b""
+
+    @property
+    def is_quantized(self) -> bool:
+        return self.dtype in QUANTIZED
 
     @property
     def element_size(self) -> int:
@@ -89,7 +96,19 @@ class Header:
 
     @property
     def data_bytes(self) -> int:
+        if self.dtype in PACKED:
+            return _quantized.data_bytes(self.dtype, self.local_shape)
         return math.prod(self.local_shape) * self.element_size
+
+    @property
+    def head_bytes(self) -> int:
+        """Length of the packed header with the parameters."""
+        return HEADER_SIZE + len(self.parameters)
+
+    @property
+    def packed_bytes(self) -> int:
+        """Length of the object that holds the packed header and the data."""
+        return self.head_bytes + self.data_bytes
 
     def axis(self, kind: str) -> Axis | None:
         return next((axis for axis in self.axes if axis.kind == kind), None)
@@ -111,7 +130,7 @@ class Header:
             len(self.local_shape),
             self.layout,
             0,
-            HEADER_SIZE,
+            HEADER_SIZE + len(self.parameters),
             self.data_bytes,
             *padded(self.global_shape),
             *padded(self.local_shape),
@@ -130,7 +149,7 @@ class Header:
             )
             for axis in self.axes
         )
-        return (fixed + axes).ljust(HEADER_SIZE, b"\0")
+        return (fixed + axes).ljust(HEADER_SIZE, b"\0") + self.parameters
 
     @staticmethod
     def parse(head: bytes, total: int) -> Header | None:
@@ -155,7 +174,9 @@ class Header:
             if not (0 <= kind < len(_KINDS_OF_HEADERS) and 0 <= rank < parts and -1 <= split_dim < ndim):
                 return None
             axes.append(Axis(_KINDS_OF_HEADERS[kind], index, rank, parts, None if split_dim < 0 else split_dim, aux))
-        header = Header(dtype, local_shape, global_shape, layout, tuple(axes), offset)
+        # A head of a quantized tensor may be too short for its parameters.
+        parameters = head[HEADER_SIZE:offset] if dtype in QUANTIZED and HEADER_SIZE <= offset <= len(head) else b""
+        header = Header(dtype, local_shape, global_shape, layout, tuple(axes), offset, parameters)
         if not (_is_possible(local_shape, dtype) and _is_possible(global_shape, dtype)):
             return None
         if not HEADER_SIZE <= offset <= total:

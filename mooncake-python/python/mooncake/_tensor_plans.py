@@ -96,10 +96,18 @@ class TensorPlans(_mooncake.Store):
 
     def _objects(self, keys: list[str], upto: int = HEADER_SIZE) -> list[tuple[Any, Header] | None]:
         """Returns the locations and headers of tensors."""
-        found = []
-        for one in self._heads(keys, upto):
-            header = Header.parse(one[1], one[0].size) if one is not None else None
-            found.append(None if one is None or header is None else (one[0], header))
+        return [None if one is None else (one[0], one[2]) for one in self._tensor_heads(keys, upto)]
+
+    def _tensor_heads(self, keys: list[str], upto: int) -> list[tuple[Any, bytes, Header] | None]:
+        """Returns the locations, the first bytes and the headers of tensors."""
+        found: list[tuple[Any, bytes, Header] | None] = []
+        for key, one in zip(keys, self._heads(keys, upto)):
+            header = None if one is None else Header.parse(one[1], one[0].size)
+            if one is not None and header is not None and header.is_quantized and len(one[1]) < header.data_offset:
+                # The parameters of a tensor can be longer than its head.
+                one = self._heads([key], header.data_offset)[0]
+                header = None if one is None else Header.parse(one[1], one[0].size)
+            found.append(None if one is None or header is None else (*one, header))
         return found
 
     def _stored(self, key: str) -> Plan | None:
@@ -181,8 +189,10 @@ class TensorPlans(_mooncake.Store):
         if dim is None or dim >= len(shape):
             raise LayoutError(f"invalid split_dim {dim} for a tensor of {len(shape)} dimensions")
         begin, end = shard_range(shape[dim], tp.rank, tp.size)
-        if full:
+        if full or tp.size == 1:
             return as_it_is(located, header)
+        if header.is_quantized:
+            return self._unreadable(key, "a quantized tensor has no shards")
         shard = Header(header.dtype, with_dim(shape, dim, end - begin), shape, SHARD, axes)
         return assemble(shard, dim, begin, end, [Source(located, header, 0, shape[dim])])
 

@@ -6,19 +6,21 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from mooncake import _mooncake, _safetensors
 from mooncake._arrays import ArrayCalls
 from mooncake._element_types import code_of
-from mooncake._layout import HEADER_SIZE, Header, Manifest, Plan
+from mooncake._layout import FULL, HEADER_SIZE, Header, Manifest, Plan
 from mooncake._mooncake import ReplicateConfig
 from mooncake._shards import (
     _UNPUBLISHED,
     _contradicts,
     _empty,
     _has_manifest,
+    _is_of_size,
     _is_tensor,
     _Job,
     _job,
@@ -157,14 +159,20 @@ class TensorCalls(ArrayCalls, TensorPlans):
         """Returns the serialized tensor in registered memory, or `None` if there is none. Its local
         part counts as the whole.
         """
-        if size < HEADER_SIZE:
-            return None
-        head = self._peek(buffer_ptr, HEADER_SIZE)
-        header = Header.parse(head, size) if head is not None else None
+        header = self._header_at(buffer_ptr, size)
         if header is None:
             return None
-        whole = Header(header.dtype, header.local_shape, header.local_shape)
+        whole = replace(header, global_shape=header.local_shape, layout=FULL, axes=())
         return _Tensor(whole, buffer_ptr + header.data_offset, None, (buffer_ptr, size))
+
+    def _header_at(self, pointer: int, size: int) -> Header | None:
+        """Returns the header of a serialized tensor in memory, or `None` if there is none."""
+        head = self._peek(pointer, HEADER_SIZE) if size >= HEADER_SIZE else None
+        header = Header.parse(head, size) if head is not None else None
+        if header is not None and header.is_quantized:
+            head = self._peek(pointer, header.data_offset)
+            header = Header.parse(head, size) if head is not None else None
+        return header
 
     def _from_buffers(
         self,
@@ -522,12 +530,11 @@ class TensorCalls(ArrayCalls, TensorPlans):
         tensors: list[Any] = [None] * len(keys)
         jobs: list[_Job] = []
         of: list[int] = []
-        for i, found in enumerate(self._heads(keys, _SMALL)):
+        for i, found in enumerate(self._tensor_heads(keys, _SMALL)):
             if found is None:
                 continue
-            located, head = found
-            header = Header.parse(head, located.size)
-            if header is None or (of_shard is not None and not of_shard(header)):
+            located, head, header = found
+            if of_shard is not None and not of_shard(header):
                 continue
             if len(head) == located.size:
                 tensors[i] = self._made(_of_bytes, header, memoryview(head)[header.data_offset :])
@@ -582,8 +589,7 @@ class TensorCalls(ArrayCalls, TensorPlans):
             return [self._invalid("keys, buffers and sizes differ in number")] * len(keys)
         tensors: list[Any] = []
         for pointer, code in zip(buffer_ptrs, self.batch_get_into(keys, buffer_ptrs, sizes)):
-            head = self._peek(pointer, HEADER_SIZE) if code >= HEADER_SIZE else None
-            header = Header.parse(head, code) if head is not None else None
+            header = self._header_at(pointer, code)
             if header is None or (of_shard is not None and not of_shard(header)):
                 tensors.append(None)
                 continue
@@ -692,15 +698,15 @@ class TensorCalls(ArrayCalls, TensorPlans):
     def _read_plans_into(self, plans: list[Plan | None], buffer_ptrs: list[int], sizes: list[int]) -> list[Any]:
         results: list[Any] = [None] * len(plans)
         of = [
-            i for i, plan in enumerate(plans) if plan is not None and HEADER_SIZE + plan.header.data_bytes <= sizes[i]
+            i for i, plan in enumerate(plans) if plan is not None and plan.header.packed_bytes <= sizes[i]
         ]
-        jobs = [_job(buffer_ptrs[i] + HEADER_SIZE, plans[i]) for i in of]  # type: ignore[arg-type]
+        jobs = [_job(buffer_ptrs[i] + plans[i].header.head_bytes, plans[i]) for i in of]  # type: ignore[arg-type, union-attr]
         for i, code in zip(of, self._read_strips(jobs) if jobs else []):
             plan = plans[i]
             # The header is written last, so that the memory contains a valid tensor only if all of
             # it is there.
             if code == 0 and plan is not None and self._poke(buffer_ptrs[i], plan.header.pack()):
-                results[i] = self._made(_views, buffer_ptrs[i] + HEADER_SIZE, plan.header)
+                results[i] = self._made(_views, buffer_ptrs[i] + plan.header.head_bytes, plan.header)
         return results
 
     # Tensors in files, and on GPUs.
@@ -745,7 +751,7 @@ class TensorCalls(ArrayCalls, TensorPlans):
             header = Header.parse(head, located.size)
             dtype = code_of(tensor.dtype)
             size = tensor.numel() * tensor.element_size()
-            if header is None or header.dtype != dtype or header.data_bytes != size or not tensor.is_contiguous():
+            if header is None or header.is_quantized or header.dtype != dtype or header.data_bytes != size or not tensor.is_contiguous():
                 codes[i] = self._invalid(f"{keys[i]!r}: destination differs in type or length, or is not contiguous")
                 continue
             # Running work on the tensor completes before its bytes are overwritten.
@@ -755,18 +761,6 @@ class TensorCalls(ArrayCalls, TensorPlans):
         for i, code in zip(of, self._read_strips(jobs, [tensors_list[i] for i in of]) if jobs else []):
             codes[i] = code
         return codes
-
-
-def _is_of_size(tp_size: int) -> Callable[[Header], bool] | None:
-    """Returns a test of the header of a shard: it is one of `tp_size`, or has no size."""
-    if tp_size <= 1:
-        return None
-
-    def is_of_size(header: Header) -> bool:
-        tp = header.axis("tp")
-        return tp is None or tp.size == tp_size
-
-    return is_of_size
 
 
 def _numbers(**of: int) -> None:
