@@ -281,6 +281,9 @@ def test_shards_of_another_layout_are_refused(store, key):
     for rank, part in enumerate(WHOLE.chunk(4)):
         assert store.upsert_tensor_with_parallelism(key, part, tp(rank, 4)) == 0
     assert torch.equal(read(store, key, "full", tp(0, 2)), WHOLE)
+    names = [f"{key}-{i}" for i in range(70) for _ in range(2)]
+    codes = store.batch_put_tensor_with_parallelism(names, [WHOLE[:2], WHOLE[2:3]] * 70, [tp(0, 2), tp(1, 2)] * 70)
+    assert codes == [0, -600] * 70
     put_written(store, key + "-w", WHOLE, 2)
     writer = SimpleNamespace(rank=1, size=2, split_dim=0)
     assert store.put_tensor_with_parallelism(key + "-w", WHOLE[:2], writer_partition=writer) == -600

@@ -148,7 +148,9 @@ class TensorPlans(_mooncake.Store):
 
     def _stored_manifests(self, manifests: Mapping[int, _Write]) -> dict[str, Manifest | None]:
         keys = [*dict.fromkeys(write.key for write in manifests.values())]
-        found = zip(keys, self._heads(keys, MANIFEST_SIZE + 1))
+        # mooncake_client keeps a limited number of located objects.
+        some = (keys[at : at + _LOOKUPS] for at in range(0, len(keys), _LOOKUPS))
+        found = (pair for part in some for pair in zip(part, self._heads(part, MANIFEST_SIZE + 1)))
         return {key: None if one is None else Manifest.parse(one[1]) for key, one in found}
 
     def _manifest(self, key: str) -> Manifest | None:
