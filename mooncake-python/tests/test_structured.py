@@ -134,6 +134,9 @@ def test_unsupported_members():
             transfer.put_structured_object(StructuredObjectPayload(buffers={"m": value}))
     with pytest.raises(ValueError):
         transfer.put_structured_object(StructuredObjectPayload({"__mooncake_structured_fields__": 1}, {"m": b"x"}))
+    for metadata in ({"a": {1: "x"}}, {"a": [{None: 1}]}, {True: 1}, {0.5: 1}):
+        with pytest.raises(TypeError, match="is no text"):
+            transfer.put_structured_object(StructuredObjectPayload(metadata, {"m": b"x"}))
     for prefix in ("", "//", "a\nb"):
         with pytest.raises(ValueError):
             MooncakeBundleTransfer(Fake(), prefix)

@@ -133,7 +133,8 @@ def _read_back(part: Any) -> Any:
     if isinstance(part, Pieces):
         return b"".join(part.body().pieces)
     if isinstance(part, ArrayRows):
-        return np.frombuffer(b"".join(part.pieces), part.described()["dtype"])
+        # torch warns of memory that cannot be written.
+        return np.frombuffer(bytearray().join(part.pieces), part.described()["dtype"])
     return part
 
 
