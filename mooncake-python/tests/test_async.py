@@ -98,3 +98,21 @@ def test_objects_support_weak_references(store, key):
         gone = []
         weakref.finalize(objects.pop(), gone.append, 1)
         assert reference() is None and gone == [1]
+
+
+def test_awaited_puts_take_arrays_and_tensors(master, key):
+    torch = pytest.importorskip("torch", reason="a tensor is put")
+
+    async def work():
+        store = MooncakeDistributedStoreAsync()
+        assert store.setup("127.0.0.1", "P2PHANDSHAKE", 32 << 20, 16 << 20, "tcp", "", master.address) == 0
+        tensor = torch.arange(6).bfloat16()
+        expected = bytes(tensor.view(torch.uint8).tolist())
+        for put in (store.async_put, store.async_upsert):
+            assert await put(key, tensor) == 0 and await store.async_get(key) == expected
+        assert await store.async_put_batch([key + "-b"], [tensor]) == 0 and store.get(key + "-b") == expected
+        assert await store.async_put_array(key + "-a", tensor.float().numpy()) == 0
+        assert (await store.async_get_array(key + "-a")).tolist() == tensor.tolist()
+        store.close()
+
+    asyncio.run(work())

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import datetime
+import decimal
+import enum
+import json
+import math
 import random
+from collections import OrderedDict, namedtuple
 from typing import Any
 
 import numpy as np
 import pytest
+from test_structured import Fake
 
 from mooncake._columns import LEAVES, FieldSchema
 from mooncake._dataproto import column
 from mooncake._decisions import choose
 from mooncake._members import ArrayRows, Pieces
-from mooncake._trees import encode
+from mooncake._row_types import is_converted
+from mooncake._trees import TREE, encode
 from mooncake._writes import _runs_of_rows
+from mooncake.structured_object_store import MooncakeBundleTransfer, export_ref
 
 DTYPES = ("i1", "u2", "i4", "<i8", ">i8", "u8", "f2", "f4", "f8", "c8", "?")
 SEEDS = 300
@@ -208,3 +217,243 @@ def test_rows_are_packed_into_chunks():
 def test_rows_of_one_length_stay_rows(rows):
     made = column("x", rows, None)
     assert made.shape == (2,) and all(one is other for one, other in zip(made, rows, strict=True))
+
+
+# What is put is what is got: values at the edges of every type, alone and mixed.
+
+FLOATS = (0.0, -0.0, 1.5, 0.1, math.inf, -math.inf, math.nan, 5e-324, 1.7976931348623157e308, float(1 << 53))
+INTS = (0, 1, -1, 127, -128, 255, 1 << 31, (1 << 53) + 1, (1 << 63) - 1, -(1 << 63), 1 << 63, (1 << 64) - 1, 1 << 64, -(1 << 80))
+SCALARS = "?bBhHiIlLqQefdgFDG"
+Pair = namedtuple("Pair", "x y")
+
+
+class Color(enum.IntEnum):
+    RED = 1
+
+
+def numpy_scalars(char: str) -> list[Any]:
+    """Returns the values at the edges of a type of numpy."""
+    dtype = np.dtype(char)
+    if dtype.kind == "b":
+        return [np.bool_(True), np.bool_(False)]
+    if dtype.kind in "iu":
+        info = np.iinfo(dtype)
+        return [dtype.type(value) for value in (info.min, info.max, 0, 1)]
+    info = np.finfo(dtype)
+    made = [dtype.type(value) for value in (0.0, -0.0, 0.1, math.inf, math.nan)]
+    made += [info.max, info.tiny, info.smallest_subnormal] if dtype.kind == "f" else []
+    return made + ([dtype.type(complex(-0.0, 0.1)), dtype.type(complex(math.nan, -1))] if dtype.kind == "c" else [])
+
+
+VALUES: dict[str, list[Any]] = {
+    "bool": [True, False],
+    "int": [*INTS],
+    "small": [0, 1, -1, 7],
+    "float": [*FLOATS],
+    "complex": [complex(0, -0.0), 1j, complex(math.nan, 1), complex(0.1, math.inf)],
+    "str": ["", "a", "großes wort", "\0", "\ud800"],
+    "bytes": [b"", b"\0\xff"],
+    "buffer": [bytearray(b"ab"), memoryview(b"cd"), memoryview(np.arange(3))],
+    "times": [np.datetime64("2026-01-02"), np.datetime64("NaT"), np.timedelta64(5, "ns"), datetime.datetime(2026, 1, 2)],
+    "texts of numpy": [np.str_("w"), np.str_(""), np.bytes_(b"\xff")],
+    "others": [Color.RED, decimal.Decimal("0.1"), 1 << 70, {1, 2}, Pair(1, 2), OrderedDict(a=1), Ellipsis, int],
+    **{f"numpy.{char}": numpy_scalars(char) for char in SCALARS},
+}
+ARRAYS = [
+    np.array([], "f4"), np.array(7, "i1"), np.arange(3, dtype=">i4"), np.array([2**63 - 1, -1]), np.array([2**64 - 1], "u8"),
+    np.array([math.nan, -0.0, 0.1], "f2"), np.array([[0.1, -0.0]], "f4"), np.array([1j, complex(0, -0.0)], "c8"),
+    np.array([True, False]), np.array(["a"]), np.array([None]), np.zeros(2, "M8[s]"), np.zeros((0, 3)), np.arange(6.0).reshape(2, 3).T,
+    np.ma.masked_array([1, 2], [True, False]), np.zeros(2, [("a", "i4")]), np.array([0.1], "g"), np.arange(4)[::2],
+]  # fmt: skip
+try:
+    import ml_dtypes
+except ImportError:
+    pass
+else:
+    ARRAYS += [np.ones(2, ml_dtypes.float8_e5m2), np.ones(2, ml_dtypes.int4)]
+    VALUES["others"].append(ml_dtypes.bfloat16(1.5))
+
+
+def random_value(chance: random.Random, kinds: list[str], depth: int) -> Any:
+    shape = chance.random()
+    if depth and shape < 0.15:
+        return [random_value(chance, kinds, depth - 1) for _ in range(chance.randrange(4))]
+    if depth and shape < 0.25:
+        return tuple(random_value(chance, kinds, depth - 1) for _ in range(chance.randrange(3)))
+    if depth and shape < 0.4:
+        names = chance.sample(["a", "b", "c.d", "", *((1, None, b"k", 0.5, np.str_("n")) if chance.random() < 0.05 else ())], 2)
+        return {name: random_value(chance, kinds, depth - 1) for name in names}
+    if shape > 0.93:
+        return None
+    if shape > 0.8 and "arrays" in kinds:
+        return chance.choice(ARRAYS)
+    return chance.choice(VALUES[chance.choice([kind for kind in kinds if kind != "arrays"])])
+
+
+def random_rows(chance: random.Random) -> list[Any]:
+    kinds = chance.sample([*VALUES], chance.choice((1, 1, 2, 3)))
+    if chance.random() < 0.25:
+        kinds += ["arrays"]
+    style, count = chance.random(), chance.randrange(1, 6)
+    if style < 0.2:
+        return [[chance.choice(VALUES[chance.choice(kinds[:1])]) for _ in range(chance.randrange(4))] for _ in range(count)]
+    if style < 0.4:
+        some = chance.sample(ARRAYS, chance.choice((1, 1, 2, 3)))
+        return [chance.choice(some) for _ in range(count)]
+    depth = chance.choice((0, 0, 1, 2))
+    return [random_value(chance, kinds, depth) for _ in range(count)]
+
+
+def identical(one: Any, other: Any) -> bool:
+    """Returns whether two values are equal in value and in type, with signs of zeros."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, np.ndarray):
+        if (one.dtype, one.shape) != (other.dtype, other.shape):
+            return False
+        return all(map(identical, one.reshape(-1).tolist(), other.reshape(-1).tolist()))
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(identical, one, other))
+    if isinstance(one, dict):
+        return set(map(type, one)) == set(map(type, other)) and one.keys() == other.keys() and all(
+            identical(one[key], other[key]) for key in one
+        )
+    if isinstance(one, complex | np.complexfloating):
+        return identical(one.real, other.real) and identical(one.imag, other.imag)
+    if isinstance(one, float | np.floating):
+        return bool(one != one and other != other) or (one == other and math.copysign(1, one) == math.copysign(1, other))
+    return bool(one == other)
+
+
+def objects(values: list[Any]) -> Any:
+    made = np.empty(len(values), object)
+    for row, value in enumerate(values):
+        made[row] = value
+    return made
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_is_put_is_what_is_got(seed):
+    stored = refused = 0
+    for number in range(100):
+        chance = random.Random(seed * 1000 + number)
+        values, transfer = random_rows(chance), MooncakeBundleTransfer(Fake())
+        where = f"seed {seed * 1000 + number}: {values!r}"
+        try:
+            ref = transfer.put({"non_tensor_batch": {"field": objects(values)}})
+        except (TypeError, ValueError) as error:
+            assert "field" in str(error), where
+            refused += 1
+            continue
+        handle = json.loads(json.dumps(export_ref(ref)))
+        rows = chance.sample(range(len(values)), chance.randrange(len(values) + 1))
+        for picked in (None, rows, range(len(values))[1:]):
+            got = transfer.get(handle, rows=None if picked is None else [*picked])["non_tensor_batch"]["field"]
+            expected = values if picked is None else [values[row] for row in picked]
+            assert all(map(identical, got, expected)) and len(got) == len(expected), f"{where} {got!r}"
+        stored += 1
+    assert stored > 10 and refused > 3
+
+
+# Columns that are stored, and how. A refusal is never the answer to these.
+KEPT: dict[str, list[Any]] = {
+    "int and float": [1, 2.5, None, (1 << 53) + 1],
+    "large integers": [1, (1 << 64) - 1],
+    "large of both signs": [-1, (1 << 64) - 1],
+    "bool and int": [True, 1, 0, False],
+    "signs of zero": [0.0, -0.0, math.nan],
+    "unsigned and signed of numpy": [np.uint64((1 << 64) - 1), np.int64(-1)],
+    "numpy and plain": [np.int64(3), 5, None],
+    "halves and floats": [np.float16(0.1), np.float32(0.1), 0.1],
+    "words of numpy": [np.str_("a"), "b"],
+    "buffers": [bytearray(b"a"), b"b"],
+    "complex": [1j, 2, None],
+    "tuples": [(1, 2), (3,), ()],
+    "tuples and lists": [(1, 2.5), [3, True], ()],
+    "tuples in dictionaries": [{"size": (2, 3), "n": np.float32(0.5)}, {"size": (4, 5)}],
+    "tuples beside arrays": [{"size": (2, 3), "image": np.arange(3)}, {"size": (4, 5)}],
+    "integers and floats beside arrays": [{"n": 1, "image": np.arange(3)}, {"n": 0.5, "image": np.arange(2)}, {"n": 1 << 60}],
+    "arrays of two types": [np.arange(3, dtype=np.int8), np.arange(2, dtype=np.float32)],
+    "arrays without a common type": [np.array([(1 << 63) - 1]), np.array([(1 << 64) - 1], np.uint64)],
+    "byte order": [np.arange(3, dtype=">i4"), np.arange(2, dtype="<i4")],
+    "lists of integers and of floats": [[1, 2], [0.5], [1 << 62, 0.5]],
+    "lists of large integers": [[1], [(1 << 63) + 1]],
+    "empty lists": [[], [[]], [[], []]],
+    "lists of numpy": [[np.float32(0.1)] * 3, [np.float32(0.2)]],
+    **{f"numpy.{char}": numpy_scalars(char) for char in SCALARS},
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_these_values_are_kept(name):
+    transfer = MooncakeBundleTransfer(Fake())
+    ref = transfer.put({"non_tensor_batch": {"field": objects(KEPT[name])}})
+    got = transfer.get(json.loads(json.dumps(export_ref(ref))))["non_tensor_batch"]["field"]
+    assert all(map(identical, got, KEPT[name])), got
+    (last,) = transfer.get(ref, rows=[len(KEPT[name]) - 1])["non_tensor_batch"]["field"]
+    assert identical(last, KEPT[name][-1])
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [{1: "a"}],
+        [Color.RED],
+        [OrderedDict(a=1)],
+        [np.ma.masked_array([1, 2], [True, False])],
+        [np.zeros(2, [("a", "i4")])],
+        [1 << 64],
+        [memoryview(np.arange(3))],
+        [datetime.date(2026, 1, 2)],
+    ],
+    ids=["keys", "enum", "ordered", "masked", "record", "integer", "view", "date"],
+)
+def test_values_without_a_stored_form_are_refused_by_the_name_of_the_field(values):
+    store = Fake()
+    with pytest.raises((TypeError, ValueError), match="field"):
+        MooncakeBundleTransfer(store).put({"non_tensor_batch": {"field": objects(values)}})
+    assert not store.values
+
+
+@pytest.mark.parametrize("codec", [*LEAVES, "auto", TREE])
+def test_a_schema_converts_types_and_never_values(codec):
+    stored = 0
+    for seed in range(400):
+        chance = random.Random(seed)
+        values, transfer = random_rows(chance), MooncakeBundleTransfer(Fake())
+        try:
+            ref = transfer.put({"non_tensor_batch": {"field": objects(values)}}, field_schemas={"field": FieldSchema(codec)})
+        except (TypeError, ValueError, RuntimeError, AttributeError) as error:
+            assert "field" in str(error), (seed, values)
+            continue
+        got = transfer.get(ref)["non_tensor_batch"]["field"]
+        if not codec.startswith("ragged_tensor"):
+            assert all(map(is_converted, values, got)), f"seed {seed}: {values} {got}"
+        stored += 1
+    assert stored or codec.startswith("ragged_tensor")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kept", "refused"),
+    [
+        ("int8", [1, 2.0, True], [[300], [0.5], [math.nan], [1j], [-129]]),
+        ("uint64", [(1 << 64) - 1, 1.0], [[-1], [1 << 64], [0.5]]),
+        ("float32", [0.5, 1, math.inf, math.nan], [[(1 << 24) + 1], [1e300], [1j]]),
+        ("float64", [0.1, 1 << 63], [[(1 << 53) + 1], [1 << 2000]]),
+        ("complex64", [0.5, 1j], [[(1 << 24) + 1]]),
+        ("bool", [True, 0], [[2], [0.5]]),
+    ],
+)
+def test_a_named_type_refuses_what_it_cannot_hold(dtype, kept, refused):
+    for codec, wrap in (("ndarray", lambda value: value), ("typed_ragged", lambda value: [value])):
+        schemas = {"field": FieldSchema(codec, metadata={"dtype": dtype})}
+        transfer = MooncakeBundleTransfer(Fake())
+        given = objects([wrap(value) for value in kept])
+        got = transfer.get(transfer.put({"non_tensor_batch": {"field": given}}, field_schemas=schemas))
+        assert all(map(is_converted, given, got["non_tensor_batch"]["field"]))
+        for one in refused:
+            given = objects([wrap(value) for value in one])
+            with pytest.raises((TypeError, ValueError, RuntimeError), match="field"):
+                transfer.put({"non_tensor_batch": {"field": given}}, field_schemas=schemas)
+    rounded = transfer.put({"non_tensor_batch": {"field": [0.1]}}, field_schemas={"field": FieldSchema("ndarray", metadata={"dtype": "float32"})})
+    assert transfer.get(rounded)["non_tensor_batch"]["field"][0] == float(np.float32(0.1))

@@ -62,6 +62,43 @@ def test_no_stored_bytes_become_objects(backing, dtype, rows):
         read(transfer, ref, **rows)
 
 
+RECORDS = [
+    [["a", "|O", 0]], [["a", "|O", 4]], [["a", "<i4", 9]], [["a", "<i4", -1]], [["a", "<i4"]], [["a", "(2,)O", 0]], [[1, "<i4", 0]],
+    [["a", [["b", "O"]], 0]], [["a", "<i4", 0], ["a", "<i4", 4]], "O", 7, {"a": "O"}, [["a", None, 0]],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("described", [*({"record": one} for one in RECORDS), *({"ml_dtype": one} for one in ("finfo", "x", 7, "bfloat16", "__doc__"))], ids=str)
+def test_no_stored_bytes_become_objects_in_records(backing, described):
+    transfer, ref = stored(backing, lambda f, m, d: f["a"].update(described, dtype="|V8", shape=[2]), a=np.full(16, 65, np.uint8))
+    with pytest.raises(ValueError):
+        read(transfer, ref)
+
+
+@pytest.mark.parametrize(
+    "described",
+    [
+        {"kinds": []}, {"kinds": ["object"]}, {"kinds": [["array", "O", [1]]]}, {"kinds": [["set", {}]]}, {"kinds": ["int"], "rows": [0]},
+        {"kinds": ["int"], "rows": [7, 7]}, {"kinds": [["list", {"5": "int"}]]}, {"kinds": [None]}, 7, {}, {"kinds": [["tuple"]]},
+        {"kinds": [["array", "<i4", [99]]]}, {"kinds": ["int"], "rows": "ab"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_invalid_types_of_rows(described):
+    from mooncake.structured_object_store import export_ref
+
+    transfer = MooncakeBundleTransfer(Fake())
+    handle = export_ref(transfer.put({"non_tensor_batch": {"x": ["a", "b"], "n": [1 << 50, 1]}}))
+    for kind in ("bytearray", "memoryview", "bytes", "numpy.bytes"):
+        handle["encoded_non_tensor"]["n"]["metadata"]["row_types"] = {"kinds": [kind]}
+        with pytest.raises(ValueError):
+            transfer.get(handle, fields=["n"])
+    handle["encoded_non_tensor"]["x"]["metadata"]["row_types"] = described
+    for rows in (None, [1]):
+        with pytest.raises(ValueError):
+            transfer.get(handle, rows=rows)
+
+
 SHAPES = [[10**13], [-1], [2, -2], [-2, -2], [1.0], [True], ["4"], None, 4, "4", [[4]], [None], [3], [0]]
 
 
@@ -375,7 +412,7 @@ def test_errors_name_the_mistake():
 def test_unsupported_tensors_are_named():
     torch = pytest.importorskip("torch", reason="tensor members need torch")
     transfer = MooncakeBundleTransfer(Fake())
-    for tensor, words in ((torch.ones(3, dtype=torch.complex64), "complex64"), (torch.eye(2).to_sparse(), "sparse")):
+    for tensor, words in ((torch.eye(3).to_sparse_csr(), "sparse_csr"), (torch.eye(2).to_sparse(), "sparse")):
         with pytest.raises(ValueError, match=f"member: cannot store tensor .*{words}"):
             transfer.put_structured_object(StructuredObjectPayload(buffers={"member": tensor}))
 

@@ -383,3 +383,42 @@ def test_tensors(transfer):
     ):
         with pytest.raises((ValueError, TypeError)):
             transfer.put({"non_tensor_batch": {"dicts": wrong}}, field_schemas=schemas)
+
+
+def test_columns_of_tensors_of_every_type():
+    torch = pytest.importorskip("torch", reason="fields of tensors need torch")
+    from mooncake._element_types import DTYPES, QUANTIZED
+
+    columns = {}
+    for code, (name, size) in DTYPES.items():
+        if code not in QUANTIZED and hasattr(torch, name):
+            tensor = torch.arange(8 * size, dtype=torch.uint8).remainder(2).view(getattr(torch, name))
+            columns[name] = [tensor, tensor[:0], None, tensor.reshape(2, 4)]
+    numbers = torch.tensor([1 + 2j, complex(0, -0.0)])
+    columns |= {
+        "conjugate": [numbers.conj()],
+        "negative": [numbers.conj().imag],
+        "gradient": [torch.ones(2, requires_grad=True)],
+        "two types": [torch.ones(1), torch.ones(1).int()],
+        "sparse": [torch.eye(2).to_sparse()],
+        "meta": [torch.ones(2, device="meta")],
+        "quantized": [torch.quantize_per_tensor(torch.ones(2), 0.5, 0, torch.qint8)],
+        "in dictionaries": [{"t": torch.ones(2), "n": 1}, {"n": 2.5, "t": None}],
+        "beside arrays": [torch.ones(2), np.ones(2, np.float32)],
+    }
+    stored = set()
+    for name, values in columns.items():
+        transfer = MooncakeBundleTransfer(Fake())
+        try:
+            ref = transfer.put({"non_tensor_batch": {"field": column(*values)}})
+        except (TypeError, ValueError) as error:
+            assert "field" in str(error), name
+            continue
+        stored.add(name)
+        for value, got in zip(values, transfer.get(ref)["non_tensor_batch"]["field"], strict=True):
+            if isinstance(value, torch.Tensor):
+                value = value.detach().resolve_conj().resolve_neg()
+            assert same(got, value), (name, got, value)
+    names = "float32 float64 int8 uint8 int16 uint16 int32 uint32 int64 uint64 bool float16 complex64 complex128".split()
+    assert {*names, "negative", "gradient", "in dictionaries"} <= stored
+    assert not {"two types", "sparse", "meta", "quantized", "beside arrays"} & stored

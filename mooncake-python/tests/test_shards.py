@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="the tensor calls need torch")
 
 from layouts import target, tp  # noqa: E402
 from mooncake._layout import Header, LayoutError, Manifest  # noqa: E402
-from mooncake.store import _serialize_tensor  # noqa: E402
+from mooncake.store import ReplicateConfig, _serialize_tensor  # noqa: E402
 
 MOST = 2**31 - 1
 WHOLE = torch.arange(16, dtype=torch.float32).reshape(4, 4)
@@ -197,3 +197,98 @@ def test_unreadable_objects_are_not_written():
         assert Manifest.parse(Manifest(0, 0, 1, shape).pack()) == Manifest(0, 0, 1, shape)
         total = 304 + Header(0, shape, shape).data_bytes
         assert Header.parse(head, total) == Header(0, shape, shape)
+
+
+# Every number of writers and readers, and every remainder.
+
+COUNTS = range(1, 6)
+
+
+def parts_of(whole, count, dim):
+    """Returns the equal parts of a tensor, or `None` if it has none."""
+    return whole.chunk(count, dim) if whole.shape[dim] % count == 0 else None
+
+
+def check_reads(store, key, whole, dim, name):
+    for readers in COUNTS:
+        expected = parts_of(whole, readers, dim)
+        for rank in range(readers):
+            got = read(store, key, "shard", tp(rank, readers, dim))
+            of_call = store.get_tensor_with_tp(key, rank, readers, dim)
+            if expected is None:
+                assert got is None and of_call is None, (name, readers, rank)
+                assert "does not divide evenly" in store.last_error().message, (name, readers, rank)
+            else:
+                assert torch.equal(got, expected[rank]), (name, readers, rank)
+                assert torch.equal(of_call, expected[rank]), (name, readers, rank)
+        if expected is not None:
+            assert torch.equal(read(store, key, "full", tp(0, readers, dim)), whole), (name, readers)
+
+
+@pytest.mark.parametrize("writers", COUNTS)
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_shards_of_every_number_are_right_or_refused(store, buffer_of, key, writers, dim):
+    for length in (1, 2, 3, 4, 5, 6, 7, 12):
+        shape = [2, 3, 2]
+        shape[dim] = length
+        whole = torch.arange(12 * length, dtype=torch.int32)[: torch.Size(shape).numel()].reshape(shape)
+        parts, name = parts_of(whole, writers, dim), (writers, dim, length)
+        one = f"{key}-{length}-legacy"
+        code = store.put_tensor_with_tp(one, whole, 0, writers, dim)
+        assert code == (0 if parts is not None else -600), name
+        if code == 0:
+            check_reads(store, one, whole, dim, name)
+            (got,) = store.batch_get_tensor_with_tp([one], 0, writers)
+            assert torch.equal(got, parts[0])
+            assert torch.equal(store.get_tensor_with_tp_into(one, *buffer_of, 0, 1, dim), whole)
+        # The given tensors are the shards. Those of uneven length are refused, however they are cut.
+        cuts = {"even": parts, "chunk": whole.chunk(writers, dim), "split": whole.tensor_split(writers, dim)}
+        for kind, shards in cuts.items():
+            if shards is None or len(shards) != writers:
+                continue
+            one = f"{key}-{length}-{kind}"
+            codes = [store.put_tensor_with_parallelism(one, part, tp(rank, writers, dim)) for rank, part in enumerate(shards)]
+            if len({part.shape for part in shards}) == 1:
+                assert codes == [0] * writers, name
+                check_reads(store, one, whole, dim, name)
+            else:
+                lengths = [part.shape[dim] for part in shards]
+                assert codes == [0 if length == lengths[0] else -600 for length in lengths], name
+                assert "another layout" in store.last_error().message and f"{one}_tp_" in store.last_error().message
+                many = [tp(rank, writers, dim) for rank in range(writers)]
+                again = store.batch_put_tensor_with_parallelism([f"{one}-2"] * writers, list(shards), many)
+                assert again == codes, name
+
+
+def test_a_whole_tensor_is_shard_0_of_1(store, buffer_of, key):
+    assert store.put_tensor(key, WHOLE) == 0
+    assert torch.equal(read(store, key, "shard", tp(0, 1)), WHOLE)
+    assert torch.equal(read(store, key, "full", tp(0, 1)), WHOLE)
+    assert torch.equal(read(store, key, "shard", tp(1, 2, 1)), WHOLE[:, 2:])
+    into = store.get_tensor_with_parallelism_into(key, *buffer_of, target("shard", tp(3, 4)))
+    assert torch.equal(into, WHOLE[3:])
+    for wrong, why in ((tp(0, 1, 2), "split_dim"), (tp(0, 3), "does not divide evenly")):
+        assert read(store, key, "shard", wrong) is None and why in store.last_error().message
+    assert read(store, key + "-no", "shard", tp(0, 1)) is None and key in store.last_error().message
+
+
+def test_shards_of_another_layout_are_refused(store, key):
+    put_shards(store, key, WHOLE, 2)
+    for shard, layout in ((WHOLE[:1], tp(2, 4)), (WHOLE[:, :2], tp(1, 2, 1)), (WHOLE[:1], tp(1, 2)), (WHOLE[2:].int(), tp(1, 2))):
+        assert store.put_tensor_with_parallelism(key, shard.contiguous(), layout) == -600
+    assert torch.equal(read(store, key, "full", tp(0, 2)), WHOLE) and store.is_exist(f"{key}_tp_2") == 0
+    # Upserts replace a layout.
+    for rank, part in enumerate(WHOLE.chunk(4)):
+        assert store.upsert_tensor_with_parallelism(key, part, tp(rank, 4)) == 0
+    assert torch.equal(read(store, key, "full", tp(0, 2)), WHOLE)
+    names = [f"{key}-{i}" for i in range(70) for _ in range(2)]
+    codes = store.batch_put_tensor_with_parallelism(names, [WHOLE[:2], WHOLE[2:3]] * 70, [tp(0, 2), tp(1, 2)] * 70)
+    assert codes == [0, -600] * 70
+    put_written(store, key + "-w", WHOLE, 2)
+    writer = SimpleNamespace(rank=1, size=2, split_dim=0)
+    assert store.put_tensor_with_parallelism(key + "-w", WHOLE[:2], writer_partition=writer) == -600
+    config = ReplicateConfig()
+    config.group_ids = ["a", "b", "c"]
+    names, layouts = [key + "-g", key + "-h", key + "-g"], [tp(0, 2), None, tp(1, 2)]
+    codes = store.batch_put_tensor_with_parallelism(names, [WHOLE[:2], WHOLE, WHOLE[2:3]], layouts, config)
+    assert codes == [0, 0, -600]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -133,6 +134,9 @@ def test_unsupported_members():
             transfer.put_structured_object(StructuredObjectPayload(buffers={"m": value}))
     with pytest.raises(ValueError):
         transfer.put_structured_object(StructuredObjectPayload({"__mooncake_structured_fields__": 1}, {"m": b"x"}))
+    for metadata in ({"a": {1: "x"}}, {"a": [{None: 1}]}, {True: 1}, {0.5: 1}):
+        with pytest.raises(TypeError, match="is no text"):
+            transfer.put_structured_object(StructuredObjectPayload(metadata, {"m": b"x"}))
     for prefix in ("", "//", "a\nb"):
         with pytest.raises(ValueError):
             MooncakeBundleTransfer(Fake(), prefix)
@@ -146,6 +150,49 @@ def test_unsupported_members():
     # The first use of a store that is not set up fails.
     with pytest.raises(RuntimeError, match="put failed"):
         MooncakeBundleTransfer(MooncakeDistributedStore()).put_bundle(b"m", {"x": b"1"})
+
+
+def arrays():
+    """Returns arrays of every type that numpy and ml_dtypes have."""
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    made = [np.arange(12).astype(char).reshape(3, 4) for char in "?bBhHiIlLqQefdgFDG"]
+    made += [np.arange(12).astype(kind).reshape(3, 4) for kind in (">i4", ">f8", "M8[ns]", "m8[D]", "S3", "U2", "V5")]
+    made += [np.full((2, 3), math.nan), np.array([-0.0, 0.0], "f2"), np.array([[]], "i1"), np.array(["", ""]), np.array([b""])]
+    made += [np.ones((2, 3), [("a", "i4"), ("b", ">f2")]), np.ones((2, 3), np.dtype([("a", "i1"), ("b", "f8")], align=True))]
+    for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2", "int4", "uint2", "float4_e2m1fn", "float8_e8m0fnu"):
+        made.append(np.arange(12, dtype=np.uint8).astype(getattr(ml_dtypes, name)).reshape(3, 4))
+    return made
+
+
+def test_arrays_of_every_type(backing):
+    transfer = MooncakeBundleTransfer(backing, "types", default_chunk_bytes=20)
+    for number, array in enumerate(arrays()):
+        forms = {"plain": array, "turned": array.T, "strided": array[::2], "empty": array[:0]}
+        ref = transfer.put_structured_object(StructuredObjectPayload(buffers=forms))
+        got = transfer.materialize(transfer.read_spec({"manifest_key": ref.manifest_key})).objects
+        for name, form in forms.items():
+            same = (got[name].dtype, got[name].shape) == (form.dtype, form.shape)
+            # Records may have bytes between their fields, which copies do not keep.
+            same = same and ((got[name] == form).all() if form.dtype.names else got[name].tobytes() == form.tobytes())
+            assert same and got[name].dtype.type is form.dtype.type or form.dtype.char in "lLqQ", (number, name, got[name])
+        spec = transfer.read_spec(ref).select_members(["plain"]).slice_member("plain", 0, 0, 1)
+        (row,) = transfer.materialize(spec).objects.values()
+        assert row.dtype == array.dtype and row.tobytes() == array[:1].tobytes()
+        into = np.empty_like(array, order="C")
+        transfer.materialize_into(transfer.read_spec(ref).select_members(["plain"]), {"plain": into})
+        assert into.tobytes() == array.tobytes()
+
+
+@pytest.mark.parametrize(
+    "array",
+    [np.array([None]), np.zeros(2, [("a", "i4", 3)]), np.ma.masked_array([1, 2], [True, False]), np.array(["a"], np.dtypes.StringDType())],
+    ids=["objects", "records", "masked", "strings"],
+)
+def test_arrays_that_would_come_back_as_others_are_refused(array):
+    store = Fake()
+    with pytest.raises((TypeError, ValueError), match="member"):
+        MooncakeBundleTransfer(store).put_structured_object(StructuredObjectPayload(buffers={"member": array}))
+    assert not store.values
 
 
 def test_a_put_that_fails_leaves_nothing():
@@ -171,6 +218,35 @@ def test_inconsistent_manifests():
             transfer.materialize(transfer.read_spec(RemoteBundleRef(ref.manifest_key, manifest)))
     with pytest.raises(ValueError):
         transfer.read_spec({"manifest_key": "x"}) and transfer.materialize(transfer.read_spec({"manifest_key": "x"}))
+
+
+def test_tensors_of_every_type(backing):
+    torch = pytest.importorskip("torch", reason="tensor members need torch")
+    from mooncake._element_types import DTYPES, QUANTIZED
+
+    transfer = MooncakeBundleTransfer(backing, default_chunk_bytes=64)
+    for code, (name, size) in DTYPES.items():
+        if code in QUANTIZED or not hasattr(torch, name):
+            continue
+        tensor = torch.arange(24 * size, dtype=torch.uint8).remainder(2).view(getattr(torch, name)).reshape(6, 4)
+        ref = transfer.put_structured_object(StructuredObjectPayload(buffers={"t": tensor}))
+        got = transfer.materialize(transfer.read_spec(ref)).objects["t"]
+        assert got.dtype == tensor.dtype and torch.equal(got.view(torch.uint8), tensor.view(torch.uint8)), name
+        part = transfer.materialize(transfer.read_spec(ref).slice_member("t", 0, 1, 3)).objects["t"]
+        assert part.dtype == tensor.dtype and torch.equal(part.view(torch.uint8), tensor.view(torch.uint8)[1:3]), name
+
+
+def test_quantized_tensors(backing):
+    torch = pytest.importorskip("torch", reason="tensor members need torch")
+    from test_tensors import quantized, same_quantized
+
+    transfer = MooncakeBundleTransfer(backing, default_chunk_bytes=64)
+    for tensor in quantized():
+        ref = transfer.put_structured_object(StructuredObjectPayload(buffers={"t": tensor}))
+        spec = transfer.read_spec({"manifest_key": ref.manifest_key})
+        assert same_quantized(transfer.materialize(spec).objects["t"], tensor)
+        with pytest.raises(ValueError, match="quantized"):
+            transfer.materialize(spec.slice_member("t", 0, 0, 1))
 
 
 def test_tensors(backing):

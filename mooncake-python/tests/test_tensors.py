@@ -10,7 +10,11 @@ import pytest
 torch = pytest.importorskip("torch", reason="the tensor calls need torch")
 
 import layouts  # noqa: E402
+import numpy as np  # noqa: E402
 from layouts import axis, layout  # noqa: E402
+from mooncake._element_types import DTYPES as ALL_TYPES  # noqa: E402
+from mooncake._element_types import FIRST_OWN_CODE, QUANTIZED  # noqa: E402
+from mooncake._layout import Header  # noqa: E402
 from mooncake.store import (  # noqa: E402
     ReadTarget,
     ReplicateConfig,
@@ -75,7 +79,7 @@ def test_every_type(make_store, key, dtype):
 
 
 def test_invalid_tensors_are_rejected(store, key):
-    bad = [None, [1.0], b"x", torch.zeros(2).to_sparse(), torch.zeros(2).cfloat()]
+    bad = [None, [1.0], b"x", torch.zeros(2).to_sparse()]
     for value in bad:
         assert store.put_tensor(key, value) == -600, value
     assert store.batch_put_tensor([key, key + "2"], [None, torch.ones(2)]) == [-600, 0]
@@ -330,3 +334,231 @@ def test_invalid_layouts(store, key):
     assert got == [0, 0]
     read = store.batch_get_tensor_with_parallelism([key, key + "2"], [None, target("shard", axis("tp", 0, 2, 0))])
     assert same(read[0], tensor) and same(read[1], tensor)
+
+
+# Types that Mooncake C++ lacks, by their number in the header.
+OWN = {code: name for code, (name, _) in ALL_TYPES.items() if FIRST_OWN_CODE <= code not in QUANTIZED and hasattr(torch, name)}
+
+
+@pytest.mark.parametrize("code", OWN, ids=OWN.get)
+def test_types_that_the_other_package_lacks(make_store, key, code):
+    dtype = getattr(torch, OWN[code])
+    a, b = make_store(), make_store()
+    shapes = [(), (1,), (0, 4), (2, 3), (300, 700)]
+    tensors = [tensor_of(dtype, *shape, seed=i) for i, shape in enumerate(shapes)]
+    # A view that is not contiguous, although torch cannot copy elements of every type.
+    tensors.append(tensor_of(torch.uint8, 6, 8 * tensors[0].element_size()).view(dtype).t())
+    keys = [f"{key}-{i}" for i in range(len(tensors))]
+    assert [a.put_tensor(one, tensor) for one, tensor in zip(keys, tensors)] == [0] * len(keys), a.last_error()
+    assert a.batch_upsert_tensor(keys, tensors) == [0] * len(keys)
+    for one, tensor, got in zip(keys, tensors, b.batch_get_tensor(keys)):
+        tensor = contiguous(tensor)
+        assert same(got, tensor) and same(b.get_tensor(one), tensor)
+        assert struct.unpack_from("<i", b.get(one), 8) == (code,) and code > 1 << 15
+        header, address, size, owner = _serialize_tensor(tensor)
+        assert same(_deserialize_tensor(header + bytes_of(tensor)), tensor)
+
+
+def bytes_of(tensor):
+    return contiguous(tensor).reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def contiguous(tensor):
+    size = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}[tensor.element_size()]
+    return tensor.view(size).contiguous().view(tensor.dtype)
+
+
+@pytest.mark.parametrize("code", OWN, ids=OWN.get)
+def test_shards_of_types_that_the_other_package_lacks(store, key, code):
+    whole = tensor_of(getattr(torch, OWN[code]), 6, 4, seed=code)
+    for dim in (0, 1):
+        assert store.put_tensor_with_tp(f"{key}-{dim}", whole, 0, 2, dim) == 0
+        for rank in range(2):
+            part = contiguous(whole.view(torch.uint8).reshape(6, 4, -1).narrow(dim, rank * (3 - dim), 3 - dim))
+            got = store.get_tensor_with_tp(f"{key}-{dim}", rank, 2, dim)
+            assert got.dtype == whole.dtype and bytes_of(got) == bytes_of(part)
+        full = store.get_tensor_with_parallelism(f"{key}-{dim}", target("full", axis("tp", 0, 2, dim)))
+        assert same(full, whole)
+
+
+def test_conjugate_and_negative_views(store, key):
+    tensor = torch.tensor([1 + 2j, -0.0 - 3j, complex(float("nan"), 1)])
+    for i, view in enumerate((tensor.conj(), tensor.conj().imag, tensor.to(torch.complex32).conj())):
+        assert store.put_tensor(f"{key}-{i}", view) == 0
+        assert same(store.get_tensor(f"{key}-{i}"), view.resolve_conj().resolve_neg())
+
+
+def quantized():
+    """Returns quantized tensors of every type and scheme."""
+    numbers = torch.arange(15.0).reshape(3, 5) / 7 - 1
+    made = [torch.quantize_per_tensor(numbers, 0.1, 3, one) for one in (torch.qint8, torch.quint8, torch.qint32)]
+    made.append(torch.quantize_per_tensor(numbers, 0.1, 3, torch.qint8).t())
+    made.append(torch.quantize_per_tensor(torch.ones(300, 1100), 1 / 3, 0, torch.quint8))
+    for axis_, count in ((0, 3), (1, 5)):
+        scales, zeros = torch.arange(1, count + 1).double() / 3, torch.arange(count)
+        made.append(torch.quantize_per_channel(numbers, scales, zeros, axis_, torch.qint8))
+    many = torch.ones(20_000, 2)
+    made.append(torch.quantize_per_channel(many, torch.arange(1, 20_001) / 3, torch.zeros(20_000).long(), 0, torch.quint8))
+    for dtype in (torch.quint4x2, torch.quint2x4):
+        made.append(torch.quantize_per_channel(numbers, torch.rand(3) + 0.1, torch.rand(3), 0, dtype))
+    made.append(torch.quantize_per_tensor(torch.empty(0, 3), 0.5, 1, torch.qint8))
+    return made
+
+
+def raw_bytes(tensor):
+    tensor = tensor.contiguous()
+    return bytes(tensor.untyped_storage().tolist())
+
+
+def same_quantized(one, other):
+    assert one is not None and (one.dtype, one.shape, one.qscheme()) == (other.dtype, other.shape, other.qscheme())
+    if other.qscheme() == torch.per_tensor_affine:
+        scales = (one.q_scale(), one.q_zero_point()) == (other.q_scale(), other.q_zero_point())
+    else:
+        pairs = [(of.q_per_channel_scales(), of.q_per_channel_zero_points()) for of in (one, other)]
+        scales = all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(*pairs))
+        scales = scales and one.q_per_channel_axis() == other.q_per_channel_axis()
+    return scales and raw_bytes(one) == raw_bytes(other)
+
+
+def test_quantized_tensors(make_store, key):
+    a, b = make_store(), make_store()
+    tensors = quantized()
+    keys = [f"{key}-{i}" for i in range(len(tensors))]
+    assert a.batch_put_tensor(keys, tensors) == [0] * len(keys), a.last_error()
+    memory = torch.zeros(2 << 20, dtype=torch.uint8)
+    assert b.register_buffer(memory.data_ptr(), memory.numel()) == 0
+    of_memory = (memory.data_ptr(), memory.numel())
+    for one, tensor, got in zip(keys, tensors, b.batch_get_tensor(keys)):
+        assert same_quantized(got, tensor) and same_quantized(b.get_tensor_with_parallelism(one), tensor)
+        assert same_quantized(_deserialize_tensor(b.get(one)), tensor)
+        assert same_quantized(b.get_tensor_into(one, *of_memory), tensor)
+        assert b.put_tensor_from(one + "-from", memory.data_ptr(), b.get_size(one)) == 0
+        assert same_quantized(b.get_tensor_with_parallelism_into(one + "-from", *of_memory), tensor)
+        assert a.put(one + "-raw", tensor) == (0 if tensor.numel() else -600)
+        assert a.get(one + "-raw") == raw_bytes(tensor)
+        # Scales belong to the whole.
+        assert a.put_tensor_with_tp(one + "-tp", tensor, 0, 3, 0) == -600
+        assert "quantized" in a.last_error().message
+        assert a.put_tensor_with_parallelism(one + "-tp", tensor, layout(axis("tp", 0, 2, 0))) == -600
+        assert b.get_array(one) is None and "numpy" in b.last_error().message
+        assert same_quantized(b.get_tensor_with_tp(one, 0, 1), tensor)
+        assert b.get_tensor_with_tp(one, 0, len(tensor) or 2) is None and "quantized" in b.last_error().message
+    assert b.unregister_buffer(memory.data_ptr()) == 0
+    part = torch.quantize_per_channel(torch.ones(4, 6), torch.ones(4), torch.zeros(4), 0, torch.quint4x2)
+    packed = torch.quantize_per_tensor(torch.ones(4, 6), 0.5, 0, torch.quint4x2)
+    assert a.put_tensor(key + "-part", packed[1:]) == -600 and "quint4x2" in a.last_error().message
+    assert a.put_tensor(key + "-part", part) == 0
+
+
+@pytest.mark.parametrize("parameters", [b"", b"{}", b"7", b"x", b'{"scheme":"per_tensor_affine","scale":"x","zero_point":0}',
+    b'{"scheme":"per_channel_affine","axis":0,"scales":[1],"zero_points":[0]}', b"[" * 5000, b'{"scheme":"other"}',
+    b'{"scheme":"per_channel_affine","axis":5,"scales":[1,1],"zero_points":[0,0]}'], ids=range(9))  # fmt: skip
+def test_invalid_scales_are_no_tensor(store, key, parameters):
+    code = next(code for code in QUANTIZED if ALL_TYPES[code][0] == "quint8")
+    header = Header(code, (2, 3), (2, 3), data_offset=304 + len(parameters), parameters=parameters)
+    assert store.put(key, header.pack() + bytes(6)) == 0
+    assert store.get_tensor(key) is None and "scales" in store.last_error().message
+    assert store.get_tensor_with_parallelism(key) is None
+    with pytest.raises(ValueError):
+        _deserialize_tensor(header.pack() + bytes(6))
+
+
+def test_safetensors_of_every_type(store, key, tmp_path):
+    pytest.importorskip("safetensors")
+    lacking = set()
+    for code, (name, _) in ALL_TYPES.items():
+        if code in QUANTIZED or not hasattr(torch, name):
+            continue
+        tensor = tensor_of(getattr(torch, name), 6, 4, seed=code)
+        path = str(tmp_path / name)
+        assert store.put_tensor(f"{key}-{name}", tensor) == 0
+        if store.save_tensor_to_safetensor(f"{key}-{name}", path) == 0:
+            assert same(store.load_tensor_from_safetensor(f"{key}-{name}-again", path), tensor)
+            assert same(store.get_tensor(f"{key}-{name}-again"), tensor)
+        else:
+            lacking.add(name)
+            assert str(tensor.dtype) in store.last_error().message
+    assert not lacking & {str(dtype).removeprefix("torch.") for dtype in DTYPES}
+
+
+ML_TYPES = ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "float8_e4m3fnuz", "int4", "uint4", "int2")
+
+
+def arrays():
+    """Yields arrays of every type that numpy or ml_dtypes and the header have."""
+    for name in "? i1 u1 i2 u2 i4 u4 i8 u8 f2 f4 f8 c8 c16".split():
+        yield np.arange(12).astype(name).reshape(3, 4)
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    for name in ML_TYPES:
+        yield np.arange(12, dtype=np.uint8).view(np.uint8).astype(getattr(ml_dtypes, name)).reshape(3, 4)
+
+
+def test_arrays_keep_type_and_shape(make_store, key):
+    a, b = make_store(), make_store()
+    for i, array in enumerate(arrays()):
+        forms = (array, array.T, array[1, 2:3].reshape(()), array[:0], np.repeat(array, 50_000))
+        for j, form in enumerate(forms):
+            assert a.put_array(f"{key}-{i}-{j}", form) == 0, a.last_error()
+            got = b.get_array(f"{key}-{i}-{j}")
+            assert (got.dtype, got.shape) == (form.dtype, form.shape) and got.tobytes() == form.tobytes()
+        got[...] = array.reshape(-1)[0]
+        assert a.upsert_array(f"{key}-{i}-0", array[:1]) == 0 and b.get_array(f"{key}-{i}-0").shape == (1, 4)
+        assert b.get_tensor(f"{key}-{i}-1").shape == (4, 3)
+    for wrong in (np.array(["x"]), np.array([None]), np.zeros(2, ">i4"), np.zeros(2, "M8[s]"), np.zeros((1,) * 9)):
+        assert a.put_array(key, wrong) == -600 and str(wrong.dtype) in a.last_error().message
+    assert b.get_array(key) is None and "no such object" in b.last_error().message
+    assert a.put(key, b"x" * 500) == 0 and b.get_array(key) is None and "use get" in b.last_error().message
+    assert a.put_tensor(key + "-c", tensor_of(torch.float4_e2m1fn_x2, 3)) == 0 and b.get_array(key + "-c") is None
+    assert "float4_e2m1fn_x2" in b.last_error().message
+
+
+def test_values_of_other_libraries(store, key):
+    values = [(array, array.tobytes()) for array in arrays()]
+    values += [(array.T, array.T.tobytes()) for array in arrays()]
+    values += [(np.arange(4).astype("M8[s]"), np.arange(4).tobytes()), (np.zeros(0, "M8[s]"), b"")]
+    for code, (name, _) in ALL_TYPES.items():
+        if code not in QUANTIZED and hasattr(torch, name):
+            tensor = tensor_of(getattr(torch, name), 6, 4)
+            values += [(tensor, bytes_of(tensor)), (tensor.t(), bytes_of(tensor.t()))]
+    values.append((torch.ones(2, requires_grad=True), bytes_of(torch.ones(2))))
+    for i, (value, expected) in enumerate(values):
+        name = f"{key}-{i}"
+        code = store.put(name, value)
+        assert (code == 0) == bool(expected) and store.get(name) == expected, value
+        if not expected:
+            continue
+        assert store.upsert(name, value) == 0 and store.get(name) == expected
+        assert store.put_batch([name + "b", name + "c"], [value, b"x"]) == 0 and store.get(name + "b") == expected
+        assert store.upsert_batch([name + "b"], [value]) == 0 and store.get(name + "b") == expected
+        if not hasattr(value, "__buffer__") and not isinstance(value, np.ndarray):
+            assert store.put_parts(name + "p", b"<", value, b">") == 0 and store.get(name + "p") == b"<" + expected + b">"
+            assert store.upsert_parts(name + "p", value) == 0 and store.get(name + "p") == expected
+
+
+def test_array_interface_and_dlpack(store, key):
+    array, tensor = np.arange(6.0).reshape(2, 3), torch.arange(6).bfloat16()
+
+    class OfDlpack:
+        def __init__(self, of, device=(1, 0)):
+            self.of, self.device = of, device
+
+        def __dlpack__(self, **how):
+            return self.of.__dlpack__(**how)
+
+        def __dlpack_device__(self):
+            return self.device
+
+    class OfInterface:
+        __array_interface__ = array.__array_interface__
+
+    for i, (value, expected) in enumerate(
+        [(OfInterface(), array.tobytes()), (OfDlpack(array), array.tobytes()), (OfDlpack(tensor), bytes_of(tensor))]
+    ):
+        assert store.put(f"{key}-{i}", value) == 0 and store.get(f"{key}-{i}") == expected
+    with pytest.raises(TypeError, match="lies on a device"):
+        store.put(key, OfDlpack(array, (2, 0)))
+    for value in (torch.zeros(2).to_sparse(), torch.ones(2, device="meta"), object(), "text", 7, np.array([None])):
+        with pytest.raises(TypeError):
+            store.put(key, value)
+    assert store.is_exist(key) == 0

@@ -57,6 +57,18 @@ def _json(metadata: Mapping[str, Any]) -> bytes:
         raise kind(f"structured metadata must be JSON-serializable: {error}") from error
 
 
+def _check_keys(value: Any, name: str) -> None:
+    """Raises `TypeError` for a dictionary whose keys JSON would turn into text."""
+    if isinstance(value, Mapping):
+        for key, below in value.items():
+            if not isinstance(key, str):
+                raise TypeError(f"structured metadata must be JSON-serializable: a key of {name} is no text. key={key!r}")
+            _check_keys(below, f"{name}[{key!r}]")
+    elif isinstance(value, list | tuple):
+        for below in value:
+            _check_keys(below, name)
+
+
 class Bundles:
     """Writer and reader of bundles under one key prefix."""
 
@@ -134,6 +146,10 @@ class Bundles:
         members, fields = {}, {}
         for name, value in buffers.items():
             members[_segment(name, "buffer name")], fields[name] = member_of(value, name)
+        try:
+            _check_keys(metadata, "metadata")
+        except RecursionError:
+            raise ValueError("structured metadata must be JSON-serializable: it is nested too deeply") from None
         metadata[FIELDS] = fields
         return self._put(_json(metadata), members, partition, chunk_bytes, policy, max_inflight_put, config)
 

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from mooncake._decisions import common_type, is_array, is_bytes_like, is_list, is_picture, kinds_of, numbers_in
+from mooncake._element_types import is_ml_dtype
 from mooncake._manifests import numbers_of
 from mooncake._members import ArrayRows, Pieces
 from mooncake._pool_results import owned
@@ -186,8 +187,8 @@ class Ragged(Codec):
             # An empty list has no element type.
             typed = [a for a, of in zip(arrays, present) if a.size or isinstance(of, np.ndarray)]
             dtype = dtype or (_common_dtype(typed) if typed else np.dtype(np.int64))
-            if dtype.hasobject or any(one.hasobject for one in {array.dtype for array in arrays}):
-                raise ValueError("rows must be arrays of numbers")
+            if any(one.hasobject or is_ml_dtype(one) for one in {dtype, *(array.dtype for array in arrays)}):
+                raise ValueError("rows must be arrays of numbers that numpy has itself")
             shapes, ndims, sizes = _shapes(arrays)
             data = ArrayRows(sizes, dtype, arrays)
         most = int(ndims.max(initial=0))

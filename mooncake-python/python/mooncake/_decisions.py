@@ -112,7 +112,7 @@ def common_type(numbers: Sequence[Any]) -> Any:
         of_kind = numbers if len(kinds) == 1 else [number for number in numbers if type(number) is kind]
         # Numbers of one of these types have one element type. A single integer that is too long for
         # it has another one than two of them.
-        some += of_kind[:2] if kind in (bool, int, float) or issubclass(kind, np.generic) else of_kind
+        some += of_kind[:2] if kind in (bool, int, float, complex) or issubclass(kind, np.generic) else of_kind
     return np.result_type(*some)
 
 
@@ -159,7 +159,7 @@ def _of_lists(present: Sequence[Any]) -> Decision | None:
     return Decision(True, "typed_ragged", "sequences of numbers", "numeric sequence", common)
 
 
-_SCALARS = (bool, int, float, np.number, np.bool_)
+_SCALARS = (bool, int, float, complex, np.number, np.bool_)
 _PLAIN: tuple[tuple[str, str, Any], ...] = (
     ("bytes_ragged", "bytes-like", is_bytes_like),
     ("media_bytes", "media", is_picture),

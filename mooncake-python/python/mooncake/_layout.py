@@ -10,12 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from mooncake import _quantized
+from mooncake._element_types import DTYPES, PACKED, QUANTIZED
 from mooncake._types import number_of, word_of
 
 HEADER_SIZE = 304
 _MAGIC = 0x4D4F4F4E
 _VERSION = 1
-_MAX_DIMS = 8
+MAX_DIMS = 8
 _MAX_AXES = 4
 FULL = 0
 SHARD = 1
@@ -25,26 +27,6 @@ _AXIS = struct.Struct("<iiiiiiq")
 MANIFEST_SIZE = 96
 _MANIFEST_MAGIC = 0x574D414E
 _MANIFEST = struct.Struct("<IHHiiiiii8q")
-
-# Names of torch's types by their number in the header, with the size of an element in bytes.
-DTYPES: tuple[tuple[str, int], ...] = (
-    ("float32", 4),
-    ("float64", 8),
-    ("int8", 1),
-    ("uint8", 1),
-    ("int16", 2),
-    ("uint16", 2),
-    ("int32", 4),
-    ("uint32", 4),
-    ("int64", 8),
-    ("uint64", 8),
-    ("bool", 1),
-    ("float16", 2),
-    ("bfloat16", 2),
-    ("float8_e4m3fn", 1),
-    ("float8_e5m2", 1),
-)
-DTYPE_CODES = {name: code for code, (name, _) in enumerate(DTYPES)}
 
 # Kinds of axes in the order of keys.
 KINDS = ("dp", "tp", "ep", "pp")
@@ -101,6 +83,12 @@ class Header:
     layout: int = FULL
     axes: tuple[Axis, ...] = ()
     data_offset: int = HEADER_SIZE
+    # Bytes between header and data: the parameters of a quantized tensor.
+    parameters: bytes = b""
+
+    @property
+    def is_quantized(self) -> bool:
+        return self.dtype in QUANTIZED
 
     @property
     def element_size(self) -> int:
@@ -108,7 +96,19 @@ class Header:
 
     @property
     def data_bytes(self) -> int:
+        if self.dtype in PACKED:
+            return _quantized.data_bytes(self.dtype, self.local_shape)
         return math.prod(self.local_shape) * self.element_size
+
+    @property
+    def head_bytes(self) -> int:
+        """Length of the packed header with the parameters."""
+        return HEADER_SIZE + len(self.parameters)
+
+    @property
+    def packed_bytes(self) -> int:
+        """Length of the object that holds the packed header and the data."""
+        return self.head_bytes + self.data_bytes
 
     def axis(self, kind: str) -> Axis | None:
         return next((axis for axis in self.axes if axis.kind == kind), None)
@@ -120,7 +120,7 @@ class Header:
             raise LayoutError(f"invalid tensor shape {self.global_shape}")
 
         def padded(shape: tuple[int, ...]) -> list[int]:
-            return [*shape, *([-1] * (_MAX_DIMS - len(shape)))]
+            return [*shape, *([-1] * (MAX_DIMS - len(shape)))]
 
         fixed = _FIXED.pack(
             _MAGIC,
@@ -130,7 +130,7 @@ class Header:
             len(self.local_shape),
             self.layout,
             0,
-            HEADER_SIZE,
+            HEADER_SIZE + len(self.parameters),
             self.data_bytes,
             *padded(self.global_shape),
             *padded(self.local_shape),
@@ -149,7 +149,7 @@ class Header:
             )
             for axis in self.axes
         )
-        return (fixed + axes).ljust(HEADER_SIZE, b"\0")
+        return (fixed + axes).ljust(HEADER_SIZE, b"\0") + self.parameters
 
     @staticmethod
     def parse(head: bytes, total: int) -> Header | None:
@@ -162,7 +162,7 @@ class Header:
         shapes, count = rest[:16], rest[16]
         if (magic, version, size) != (_MAGIC, _VERSION, HEADER_SIZE):
             return None
-        if not (0 <= dtype < len(DTYPES) and 0 <= ndim <= _MAX_DIMS and layout <= SHARD and count <= _MAX_AXES):
+        if not (dtype in DTYPES and 0 <= ndim <= MAX_DIMS and layout <= SHARD and count <= _MAX_AXES):
             return None
         global_shape, local_shape = tuple(shapes[:ndim]), tuple(shapes[8 : 8 + ndim])
         unused = [*shapes[ndim:8], *shapes[8 + ndim :]]
@@ -174,7 +174,9 @@ class Header:
             if not (0 <= kind < len(_KINDS_OF_HEADERS) and 0 <= rank < parts and -1 <= split_dim < ndim):
                 return None
             axes.append(Axis(_KINDS_OF_HEADERS[kind], index, rank, parts, None if split_dim < 0 else split_dim, aux))
-        header = Header(dtype, local_shape, global_shape, layout, tuple(axes), offset)
+        # A head of a quantized tensor may be too short for its parameters.
+        parameters = head[HEADER_SIZE:offset] if dtype in QUANTIZED and HEADER_SIZE <= offset <= len(head) else b""
+        header = Header(dtype, local_shape, global_shape, layout, tuple(axes), offset, parameters)
         if not (_is_possible(local_shape, dtype) and _is_possible(global_shape, dtype)):
             return None
         if not HEADER_SIZE <= offset <= total:
@@ -207,7 +209,7 @@ class Manifest:
         """
         if not _is_possible(self.global_shape, self.dtype):
             raise LayoutError(f"invalid tensor shape {self.global_shape}")
-        shape = [*self.global_shape, *([-1] * (_MAX_DIMS - len(self.global_shape)))]
+        shape = [*self.global_shape, *([-1] * (MAX_DIMS - len(self.global_shape)))]
         return _MANIFEST.pack(
             _MANIFEST_MAGIC,
             _VERSION,
@@ -229,7 +231,7 @@ class Manifest:
         magic, version, size, dtype, ndim, split_dim, shards, _, _, *shape = _MANIFEST.unpack(data)
         if (magic, version, size) != (_MANIFEST_MAGIC, _VERSION, MANIFEST_SIZE):
             return None
-        if not (0 <= dtype < len(DTYPES) and 0 < ndim <= _MAX_DIMS and 0 <= split_dim < ndim and shards > 0):
+        if not (dtype in DTYPES and 0 < ndim <= MAX_DIMS and 0 <= split_dim < ndim and shards > 0):
             return None
         if any(dim < 0 for dim in shape[:ndim]) or not _is_possible(shape[:ndim], dtype):
             return None
@@ -243,6 +245,14 @@ def word(key: str | bytes) -> str:
 
 def parallelism_manifest_key(key: str) -> str:
     return f"{word(key)}__parallelism_manifest"
+
+
+def manifest_base(key: str) -> str | None:
+    """Returns the key of a tensor from that of its manifest, or `None` for another key."""
+    for suffix in ("__parallelism_manifest", "__writer_manifest"):
+        if key.endswith(suffix):
+            return key.removesuffix(suffix)
+    return None
 
 
 def writer_manifest_key(key: str) -> str:

@@ -13,7 +13,15 @@ from typing import Any
 
 import numpy as np
 
+from mooncake._element_types import ml_dtype
+
 MOST = (1 << 63) - 1
+ML_DTYPE = "ml_dtype"
+"""Name of the type of ml_dtypes in the description of an array. Mooncake C++ skips it, and reads
+elements of that size without a meaning.
+"""
+RECORD = "record"
+"""Name of the fields of records in the description of an array, which Mooncake C++ skips, too."""
 
 
 def _mapping(value: Any, what: str) -> Mapping[str, Any]:
@@ -102,6 +110,13 @@ def array_kind(name: str, described: Mapping[str, Any], size: int) -> tuple[Any,
     match the size.
     """
     dtype = numbers_of(name, described.get("dtype"))
+    other = described.get(ML_DTYPE)
+    if other is not None:
+        if not isinstance(other, str) or dtype.kind != "V" or ml_dtype(other).itemsize != dtype.itemsize:
+            raise ValueError(f"{name}: unsupported dtype {other!r}")
+        dtype = ml_dtype(other)
+    if described.get(RECORD) is not None:
+        dtype = _record_of(name, described[RECORD], dtype.itemsize)
     shape = described.get("shape")
     if not isinstance(shape, list) or not all(_is_count(dim) for dim in shape):
         raise ValueError(f"{name}: invalid array shape {shape!r}: it must be a list of non-negative integers")
@@ -122,6 +137,31 @@ def numbers_of(name: str, dtype_name: Any) -> Any:
     if dtype is None or dtype.hasobject or dtype.subdtype is not None or (dtype.kind in "SU" and not dtype.itemsize):
         raise ValueError(f"{name}: unsupported dtype {dtype_name!r}")
     return dtype
+
+
+def record_fields(name: str, dtype: Any) -> list[list[Any]]:
+    """Returns name, type and offset of the fields of records. Raises `ValueError` for fields that
+    no description names.
+    """
+    fields = [[one, dtype.fields[one][0].str, dtype.fields[one][1]] for one in dtype.names]
+    made = _record_of(name, fields, dtype.itemsize)
+    if made != dtype:
+        raise ValueError(f"{name}: cannot store array: its records have fields of other types than numbers. dtype={dtype}")
+    return fields
+
+
+def _record_of(name: str, fields: Any, size: int) -> Any:
+    """Returns the element type of records of that size. Raises `ValueError` for invalid fields."""
+    if not isinstance(fields, list) or not all(isinstance(one, list) and len(one) == 3 for one in fields):
+        raise ValueError(f"{name}: invalid fields of records: {fields!r:.200}")
+    names, formats, offsets = ([one[at] for one in fields] for at in range(3))
+    if not all(isinstance(one, str) for one in names) or not all(_is_count(one) for one in offsets):
+        raise ValueError(f"{name}: invalid fields of records: {fields!r:.200}")
+    types = [numbers_of(name, one) for one in formats]
+    try:
+        return np.dtype({"names": names, "formats": types, "offsets": offsets, "itemsize": size})
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"{name}: invalid fields of records: {error}") from None
 
 
 def chunk_keys(payload: Mapping[str, Any]) -> list[str]:

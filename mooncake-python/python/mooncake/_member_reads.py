@@ -189,6 +189,10 @@ class MemberReader:
         head = np.empty(min(HEADER_SIZE, self._payload["bytes"]), np.uint8)
         reader.rows(0, 1, range(head.nbytes), head)
         header = Header.parse(head.tobytes(), self._payload["bytes"])
+        if header is not None and header.is_quantized:
+            if rows is not None or destination is not None:
+                raise ValueError(f"{name}: a quantized tensor is read as a whole, without a destination")
+            return _deserialize_tensor(reader.whole())
         if header is None or (rows is not None and not header.local_shape):
             raise ValueError(f"{name}: not a tensor" if header is None else f"{name}: the tensor has no rows")
         shape, width = header.local_shape, header.data_bytes

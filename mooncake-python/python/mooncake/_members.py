@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from mooncake._layout import DTYPE_CODES
+from mooncake._element_types import code_of, is_ml_dtype
+from mooncake._manifests import ML_DTYPE, RECORD, numbers_of, record_fields
 from mooncake._shards import _is_tensor
 from mooncake._tensors import _deserialize_tensor, _serialize_tensor
 
@@ -176,22 +177,33 @@ def member_of(value: Any, name: str) -> tuple[Member, dict[str, Any]]:
         check_tensor(value, name)
         return TensorMember(value, name), described
     if isinstance(value, np.ndarray):
-        if value.dtype.hasobject:
-            raise TypeError(f"{name}: cannot store an array of objects")
+        _check_array(value, name)
         array = np.ascontiguousarray(value)
         view = memoryview(array.reshape(-1).view(np.uint8).data) if array.nbytes else memoryview(b"")
-        return Body([view], array.nbytes, array), {
-            "encoding": "ndarray",
-            "dtype": array.dtype.str,
-            "shape": list(array.shape),
-        }
+        described = {"encoding": "ndarray", "dtype": array.dtype.str, "shape": list(array.shape)}
+        if is_ml_dtype(array.dtype):
+            # The string of such a type does not name it, and may be none that numpy reads.
+            described |= {"dtype": f"|V{array.dtype.itemsize}", ML_DTYPE: array.dtype.name}
+        if array.dtype.names is not None:
+            described[RECORD] = record_fields(name, array.dtype)
+        return Body([view], array.nbytes, array), described
     view = _bytes_view(value, name)
     return Body([view], view.nbytes), {"encoding": "bytes"}
 
 
+def _check_array(array: Any, name: str) -> None:
+    """Raises `TypeError` or `ValueError` for an array that would come back as another one."""
+    if array.dtype.hasobject:
+        raise TypeError(f"{name}: cannot store an array of objects")
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError(f"{name}: cannot store a masked array: its mask would be lost; store data and mask as two members")
+    if not is_ml_dtype(array.dtype):
+        numbers_of(name, array.dtype.str)
+
+
 def check_tensor(tensor: Any, name: str) -> None:
     """Raises `ValueError` for a tensor that has no stored form."""
-    if str(tensor.dtype).removeprefix("torch.") not in DTYPE_CODES or str(tensor.layout) != "torch.strided":
+    if code_of(tensor.dtype) is None or str(tensor.layout) != "torch.strided":
         raise ValueError(f"{name}: cannot store tensor ({tensor.dtype}, {tensor.layout}): unsupported type or layout")
 
 

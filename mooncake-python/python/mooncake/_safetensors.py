@@ -25,6 +25,9 @@ def save(store: TensorCalls, key: str, file_name: str | None) -> int:
         return store._note(_NOT_THERE, f"cannot save tensor: key {key!r} holds no tensor")
     try:
         save_file({word(key): tensor}, word(key) if file_name is None else file_name)
+    except KeyError:
+        # safetensors looks up the type of the tensor in its own table.
+        return store._invalid(f"cannot save tensor: safetensors has no such type. key={key!r} dtype={tensor.dtype}")
     except (OSError, ValueError, SafetensorError) as error:
         return store._invalid(str(error))
     return 0

@@ -11,10 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ParamSpec, TypeVar
 
-from mooncake import _mooncake
+from mooncake import _mooncake, _quantized
+from mooncake._element_types import DTYPES, code_of, torch_dtype
 from mooncake._layout import (
-    DTYPE_CODES,
-    DTYPES,
+    HEADER_SIZE,
+    MAX_DIMS,
     SHARD,
     Axis,
     Header,
@@ -23,6 +24,7 @@ from mooncake._layout import (
     Plan,
     Strips,
     axes_of,
+    manifest_base,
     parallelism_manifest_key,
     shard_key,
     shard_range,
@@ -130,8 +132,22 @@ def _is_tensor(value: Any) -> bool:
     return any("Tensor" in base.__name__ for base in type(value).__mro__)
 
 
+def _of_size(size: int) -> Any:
+    """Returns a type of torch with elements of that many bytes, which torch can copy."""
+    torch = _torch()
+    return {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}[size]
+
+
+def _why_unsupported(value: Any) -> str:
+    """Returns why a value has no stored form as a tensor."""
+    if not _is_tensor(value):
+        return f"not a tensor of a supported kind. type={type(value).__name__}"
+    found = " ".join(f"{name}={getattr(value, name, None)}" for name in ("dtype", "layout", "device"))
+    return f"not a tensor of a supported kind. {found} type={type(value).__name__}"
+
+
 @_of_real_bytes
-def _tensor_in_memory(value: Any) -> _Tensor | None:
+def _tensor_in_memory(value: Any, most_dims: int = MAX_DIMS) -> _Tensor | None:
     """Returns a tensor's bytes in C order, or `None` for a value that the store does not support as
     a tensor.
 
@@ -142,17 +158,26 @@ def _tensor_in_memory(value: Any) -> _Tensor | None:
     torch = _torch()
     if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
         return None
-    if value.is_quantized or value.is_nested or value.is_meta:
+    if value.is_nested or value.is_meta:
         return None
-    dtype = DTYPE_CODES.get(str(value.dtype).removeprefix("torch."))
-    if dtype is None or value.dim() > 8:
+    dtype, parameters = code_of(value.dtype), b""
+    if dtype is None or value.dim() > most_dims:
         return None
     held = value.detach()
     if held.device.type not in ("cpu", "cuda"):
         held = held.cpu()
-    held = held.contiguous()
-    if held.is_conj() or held.is_neg():
-        held = held.clone()
+    held = held.resolve_conj().resolve_neg()
+    if held.is_quantized:
+        try:
+            held = held.contiguous()
+            parameters = _quantized.parameters_of(held)
+        except (RuntimeError, ValueError):
+            return None
+        if not _quantized.is_whole(held, dtype):
+            return None
+    elif not held.is_contiguous():
+        # torch cannot copy elements of some of the types, such as int4.
+        held = held.view(_of_size(DTYPES[dtype][1])).contiguous().view(held.dtype)
     if held.device.type == "cuda":
         if _mooncake.device_of(held.data_ptr()) is None:
             held = held.cpu()
@@ -160,7 +185,19 @@ def _tensor_in_memory(value: Any) -> _Tensor | None:
             # The store's copies are in no stream of the program.
             torch.cuda.current_stream(held.device).synchronize()
     shape, address = tuple(held.shape), _address(held)
-    return None if address is None else _Tensor(Header(dtype, shape, shape), address, held)
+    if address is None:
+        return None
+    offset = HEADER_SIZE + len(parameters)
+    return _Tensor(Header(dtype, shape, shape, data_offset=offset, parameters=parameters), address, held)
+
+
+def _object_sizes(tensor: Any) -> tuple[int, int]:
+    """Returns the length of the header of a tensor's object, and that of the object."""
+    if tensor.is_quantized:
+        held = _tensor_in_memory(tensor)
+        if held is not None:
+            return held.header.head_bytes, held.header.packed_bytes
+    return HEADER_SIZE, HEADER_SIZE + tensor.numel() * tensor.element_size()
 
 
 def _whole(key: str, tensor: _Tensor) -> _Write:
@@ -169,6 +206,15 @@ def _whole(key: str, tensor: _Tensor) -> _Write:
         return _Write(key, b"", tensor.serialized, 0, tensor.serialized[1], 1, tensor.serialized[1])
     size = tensor.header.data_bytes
     return _Write(key, tensor.header.pack(), (tensor.address, size), 0, size, 1 if size else 0, size)
+
+
+def _refuse_quantized(tensor: _Tensor) -> None:
+    """Raises `LayoutError` for a quantized tensor, whose scales belong to the whole, and whose
+    elements may share bytes.
+    """
+    if tensor.header.is_quantized:
+        name = DTYPES[tensor.header.dtype][0]
+        raise LayoutError(f"cannot divide tensor: a quantized tensor is stored as a whole. dtype={name}; put its int_repr()")
 
 
 def _part(key: str, tensor: _Tensor, header: Header, dim: int, begin: int, end: int) -> _Write:
@@ -188,6 +234,7 @@ def _raw_write(key: str, data: bytes) -> _Write:
 
 def _shard(key: str, tensor: _Tensor, axes: tuple[Axis, ...], tp: Axis) -> _Write:
     """Returns the write of the part of a whole tensor that belongs to a rank of its `tp` axis."""
+    _refuse_quantized(tensor)
     shape, dim = tensor.header.local_shape, tp.split_dim
     if dim is None or not 0 <= dim < len(shape):
         raise LayoutError(f"invalid split_dim {dim} for a tensor of {len(shape)} dimensions")
@@ -243,6 +290,7 @@ def _parallel(
             raise LayoutError(_UNPUBLISHED)
         return [_whole(key, tensor)]
     axes = axes_of(parallelism)
+    _refuse_quantized(tensor)
     header = tensor.header
     tp = next((axis for axis in axes if axis.kind == "tp"), None)
     if tp is None:
@@ -265,18 +313,49 @@ def _parallel(
     return [write, _raw_write(parallelism_manifest_key(key), manifest.pack())]
 
 
+def _is_of_size(tp_size: int) -> Callable[[Header], bool] | None:
+    """Returns a test of the header of a shard: it is one of `tp_size`, or has no size."""
+    if tp_size <= 1:
+        return None
+
+    def is_of_size(header: Header) -> bool:
+        tp = header.axis("tp")
+        return tp is None or tp.size == tp_size
+
+    return is_of_size
+
+
+def _has_manifest(writes: list[_Write]) -> bool:
+    return len(writes) > 1 and manifest_base(writes[-1].key) is not None
+
+
+def _contradicts(writes: list[_Write], own: Manifest | None, stored: Manifest) -> bool:
+    """Returns whether shards of two manifests cannot be read together, although their keys are
+    alike.
+    """
+    if own is None or own == stored:
+        return False
+    # The key of a shard along one axis has the rank only. Other keys have all numbers of the layout.
+    base = manifest_base(writes[-1].key)
+    has_rank_only = writes[0].key.startswith(f"{base}_tp_")
+    alike = (own.split_dim, own.shards) == (stored.split_dim, stored.shards)
+    return has_rank_only or alike
+
+
 @_of_real_bytes
 def _views(address: int, header: Header) -> Any:
     """Returns a tensor over the caller's memory, at the data behind a header."""
     torch = _torch()
-    dtype = getattr(torch, DTYPES[header.dtype][0])
+    dtype = torch_dtype(torch, header.dtype)
     if header.data_bytes == 0:
-        return torch.empty(header.local_shape, dtype=dtype, device="cpu")
+        return _empty(header)
     device = _mooncake.device_of(address)
     if device is not None:
         flat = torch.as_tensor(_OnGpu(address, header.data_bytes), device=f"cuda:{device}")
     else:
         flat = torch.frombuffer((ctypes.c_uint8 * header.data_bytes).from_address(address), dtype=torch.uint8)
+    if header.is_quantized:
+        return _quantized.quantized(torch, flat, header.dtype, header.local_shape, header.parameters)
     return flat.view(dtype).reshape(header.local_shape)
 
 
@@ -290,7 +369,10 @@ class _OnGpu:
 @_of_real_bytes
 def _empty(header: Header) -> Any:
     torch = _torch()
-    return torch.empty(header.local_shape, dtype=getattr(torch, DTYPES[header.dtype][0]), device="cpu")
+    if header.is_quantized:
+        flat = torch.empty(header.data_bytes, dtype=torch.uint8, device="cpu")
+        return _quantized.quantized(torch, flat, header.dtype, header.local_shape, header.parameters)
+    return torch.empty(header.local_shape, dtype=torch_dtype(torch, header.dtype), device="cpu")
 
 
 @_of_real_bytes
@@ -298,7 +380,10 @@ def _of_bytes(header: Header, data: bytes | memoryview) -> Any:
     torch = _torch()
     if not data:
         return _empty(header)
-    flat = torch.frombuffer(bytearray(data), dtype=getattr(torch, DTYPES[header.dtype][0]))
+    if header.is_quantized:
+        flat = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        return _quantized.quantized(torch, flat, header.dtype, header.local_shape, header.parameters)
+    flat = torch.frombuffer(bytearray(data), dtype=torch_dtype(torch, header.dtype))
     return flat.reshape(header.local_shape)
 
 

@@ -11,30 +11,16 @@ from functools import partial
 from typing import Any
 
 from mooncake import _mooncake, _safetensors
-from mooncake._layout import (
-    DTYPE_CODES,
-    HEADER_SIZE,
-    SHARD,
-    Axis,
-    Header,
-    Manifest,
-    Plan,
-    Source,
-    Strips,
-    assemble,
-    axes_of,
-    is_shard,
-    parallelism_manifest_key,
-    shard_key,
-    shard_range,
-    with_dim,
-    word,
-    writer_key,
-    writer_manifest_key,
-)
+from mooncake._arrays import ArrayCalls
+from mooncake._element_types import code_of
+from mooncake._layout import FULL, HEADER_SIZE, Header, Manifest, Plan
 from mooncake._mooncake import ReplicateConfig
 from mooncake._shards import (
+    _UNPUBLISHED,
+    _contradicts,
     _empty,
+    _has_manifest,
+    _is_of_size,
     _is_tensor,
     _Job,
     _job,
@@ -45,24 +31,22 @@ from mooncake._shards import (
     _Tensor,
     _tensor_in_memory,
     _torch,
-    _UNPUBLISHED,
     _views,
     _whole,
+    _why_unsupported,
     _Write,
 )
+from mooncake._tensor_plans import INVALID_PARAMS, TensorPlans, as_it_is, words
 from mooncake._types import also_named, number_of
 
-_INVALID_PARAMS = -600
 # Objects up to this length are read in full with their headers.
 _SMALL = 256 << 10
-# Maximum number of shards that are looked up at a time.
-_LOOKUPS = 64
 # Maximum number of tensors that are looked up before they are read. mooncake_client keeps a limited
 # number of located objects.
 _AT_ONCE = 4096
 
 
-class TensorCalls(_mooncake.Store):
+class TensorCalls(ArrayCalls, TensorPlans):
     """Tensor calls of the store."""
 
     # Writing.
@@ -78,11 +62,23 @@ class TensorCalls(_mooncake.Store):
 
         An entry that is a number is returned as its own code.
         """
+        given = config.group_ids if config is not None else None
+        if given is not None and len(given) != len(entries):
+            return [self._note(INVALID_PARAMS, f"group_ids and keys differ in number. group_ids={len(given)} keys={len(entries)}")] * len(entries)
+        if not upsert:
+            entries = self._of_one_layout(entries, config)
+        return self._write_entries(upsert, entries, config, owners)
+
+    def _write_entries(
+        self,
+        upsert: bool,
+        entries: Sequence[list[_Write] | int],
+        config: ReplicateConfig | None,
+        owners: list[Any] | None,
+    ) -> list[int]:
         writes: list[_Write] = []
         groups: list[str] = []
         given = config.group_ids if config is not None else None
-        if given is not None and len(given) != len(entries):
-            return [self._note(_INVALID_PARAMS, f"group_ids and keys differ in number. group_ids={len(given)} keys={len(entries)}")] * len(entries)
         for i, entry in enumerate(entries):
             if isinstance(entry, list):
                 writes += entry
@@ -100,8 +96,35 @@ class TensorCalls(_mooncake.Store):
             results.append(next((code for code in own if code != 0), 0))
         return results
 
-    def _invalid(self, why: str) -> int:
-        return self._note(_INVALID_PARAMS, why)
+    def _of_one_layout(
+        self, entries: Sequence[list[_Write] | int], config: ReplicateConfig | None
+    ) -> Sequence[list[_Write] | int]:
+        """Refuses shards that contradict the manifest of their tensor, such as those of uneven
+        length, which nobody could read together.
+
+        The manifest is stored before the shards, and the first one counts. So of two programs that
+        contradict each other, one is refused.
+        """
+        manifests = {i: one[-1] for i, one in enumerate(entries) if isinstance(one, list) and _has_manifest(one)}
+        if not manifests:
+            return entries
+        stored = self._stored_manifests(manifests)
+        absent = [i if i in manifests and stored[manifests[i].key] is None else None for i in range(len(entries))]
+        if any(i is not None for i in absent):
+            first = [0 if i is None else [manifests[i]] for i in absent]
+            codes = self._write_entries(False, first, config, [])
+            entries = [code if code != 0 else entry for code, entry in zip(codes, entries)]
+            stored = self._stored_manifests(manifests)
+        made: list[list[_Write] | int] = list(entries)
+        for i, write in manifests.items():
+            entry, found = entries[i], stored[write.key]
+            if isinstance(entry, list) and found is not None and _contradicts(entry, Manifest.parse(write.header), found):
+                made[i] = self._invalid(
+                    f"cannot put shard: other shards of its tensor have another layout. key={entry[0].key!r} "
+                    f"shape={list(found.global_shape)} shards={found.shards} split_dim={found.split_dim}; "
+                    "divide the dimension evenly, or upsert all shards"
+                )
+        return made
 
     def _entry(self, make: Callable[[], list[_Write]]) -> list[_Write] | int:
         """Returns the result of `make`, or the code of its failure."""
@@ -118,7 +141,7 @@ class TensorCalls(_mooncake.Store):
         config: ReplicateConfig | None,
         make: Callable[[int, str, _Tensor], list[_Write]],
     ) -> list[int]:
-        keys = _words(keys)
+        keys = words(keys)
         if len(keys) != len(tensors):
             return [self._invalid(f"keys and tensors differ in number. keys={len(keys)} tensors={len(tensors)}")] * len(keys)
         entries: list[list[_Write] | int] = []
@@ -126,7 +149,7 @@ class TensorCalls(_mooncake.Store):
         for i, (key, value) in enumerate(zip(keys, tensors)):
             tensor = _tensor_in_memory(value)
             if tensor is None:
-                entries.append(self._invalid(f"{key!r}: not a tensor of a supported kind"))
+                entries.append(self._invalid(f"{key!r}: {_why_unsupported(value)}"))
                 continue
             owners.append(tensor.owner)
             entries.append(self._entry(partial(make, i, key, tensor)))
@@ -136,14 +159,20 @@ class TensorCalls(_mooncake.Store):
         """Returns the serialized tensor in registered memory, or `None` if there is none. Its local
         part counts as the whole.
         """
-        if size < HEADER_SIZE:
-            return None
-        head = self._peek(buffer_ptr, HEADER_SIZE)
-        header = Header.parse(head, size) if head is not None else None
+        header = self._header_at(buffer_ptr, size)
         if header is None:
             return None
-        whole = Header(header.dtype, header.local_shape, header.local_shape)
+        whole = replace(header, global_shape=header.local_shape, layout=FULL, axes=())
         return _Tensor(whole, buffer_ptr + header.data_offset, None, (buffer_ptr, size))
+
+    def _header_at(self, pointer: int, size: int) -> Header | None:
+        """Returns the header of a serialized tensor in memory, or `None` if there is none."""
+        head = self._peek(pointer, HEADER_SIZE) if size >= HEADER_SIZE else None
+        header = Header.parse(head, size) if head is not None else None
+        if header is not None and header.is_quantized:
+            head = self._peek(pointer, header.data_offset)
+            header = Header.parse(head, size) if head is not None else None
+        return header
 
     def _from_buffers(
         self,
@@ -154,7 +183,7 @@ class TensorCalls(_mooncake.Store):
         config: ReplicateConfig | None,
         make: Callable[[int, str, _Tensor], list[_Write]],
     ) -> list[int]:
-        keys = _words(keys)
+        keys = words(keys)
         if not len(keys) == len(buffer_ptrs) == len(sizes):
             return [self._invalid("keys, buffers and sizes differ in number")] * len(keys)
         entries: list[list[_Write] | int] = []
@@ -183,7 +212,7 @@ class TensorCalls(_mooncake.Store):
             raise TypeError(
                 f"incompatible function arguments: tensors_list must be a list, not {type(tensors).__name__}"
             )
-        keys = _words(keys)
+        keys = words(keys)
         if not self._published(config):
             return [self._invalid(_UNPUBLISHED)] * len(keys)
         return self._from_tensors(upsert, keys, tensors, config, lambda _, key, tensor: [_whole(key, tensor)])
@@ -236,7 +265,7 @@ class TensorCalls(_mooncake.Store):
         sizes: list[int],
         config: ReplicateConfig | None = None,
     ) -> list[int]:
-        keys = _words(keys)
+        keys = words(keys)
         if not len(keys) == len(buffer_ptrs) == len(sizes):
             return [self._invalid("keys, buffers and sizes differ in number")] * len(keys)
         if any(self._in_buffer(pointer, size) is None for pointer, size in zip(buffer_ptrs, sizes)):
@@ -297,7 +326,7 @@ class TensorCalls(_mooncake.Store):
         _numbers(tp_rank=tp_rank, tp_size=tp_size, split_dim=split_dim)
         if not isinstance(tensors_list, list):
             raise TypeError("incompatible function arguments: tensors_list must be a list")
-        base_keys = _words(base_keys)
+        base_keys = words(base_keys)
         if not self._published(config):
             return [self._invalid(_UNPUBLISHED)] * len(base_keys)
         return self._from_tensors(
@@ -341,7 +370,7 @@ class TensorCalls(_mooncake.Store):
     ) -> list[int]:
         if not isinstance(tensors, list):
             raise TypeError("incompatible function arguments: tensors_list must be a list")
-        keys, published = _words(keys), self._published(config)
+        keys, published = words(keys), self._published(config)
         axes, writers = _list_of(parallelisms, len(keys)), _list_of(writer_partitions, len(keys))
         if axes is None or writers is None:
             return [self._invalid("layouts or partitions and keys differ in number")] * len(keys)
@@ -363,7 +392,7 @@ class TensorCalls(_mooncake.Store):
         config: ReplicateConfig | None,
         writer_partitions: Any,
     ) -> list[int]:
-        keys, published = _words(keys), self._published(config)
+        keys, published = words(keys), self._published(config)
         axes, writers = _list_of(parallelisms, len(keys)), _list_of(writer_partitions, len(keys))
         if axes is None or writers is None:
             return [self._invalid("layouts or partitions and keys differ in number")] * len(keys)
@@ -486,33 +515,45 @@ class TensorCalls(_mooncake.Store):
 
     def batch_get_tensor(self, keys: list[str]) -> list[Any]:
         """Runs `get_tensor` for many keys."""
+        return self._tensors_of(keys)
+
+    def _tensors_of(self, keys: list[str], of_shard: Callable[[Header], bool] | None = None) -> list[Any]:
         if len(keys) <= _AT_ONCE:
-            return self._located_tensors(keys)
+            return self._located_tensors(keys, of_shard)
         tensors: list[Any] = []
         for at in range(0, len(keys), _AT_ONCE):
-            tensors += self._located_tensors(keys[at : at + _AT_ONCE])
+            tensors += self._located_tensors(keys[at : at + _AT_ONCE], of_shard)
         return tensors
 
-    def _located_tensors(self, keys: list[str]) -> list[Any]:
-        """Looks up all keys, and then reads their tensors."""
+    def _located_tensors(self, keys: list[str], of_shard: Callable[[Header], bool] | None = None) -> list[Any]:
+        """Looks up all keys, and then reads their tensors, except those that `of_shard` refuses."""
         tensors: list[Any] = [None] * len(keys)
         jobs: list[_Job] = []
         of: list[int] = []
-        for i, found in enumerate(self._heads(keys, _SMALL)):
+        for i, found in enumerate(self._tensor_heads(keys, _SMALL)):
             if found is None:
                 continue
-            located, head = found
-            header = Header.parse(head, located.size)
-            if header is None:
+            located, head, header = found
+            if of_shard is not None and not of_shard(header):
                 continue
             if len(head) == located.size:
-                tensors[i] = _of_bytes(header, memoryview(head)[header.data_offset :])
+                tensors[i] = self._made(_of_bytes, header, memoryview(head)[header.data_offset :])
                 continue
-            tensors[i] = _empty(header)
-            jobs.append(_job(tensors[i].data_ptr(), _as_it_is(located, header)))
+            tensors[i] = self._made(_empty, header)
+            if tensors[i] is None:
+                continue
+            jobs.append(_job(tensors[i].data_ptr(), as_it_is(located, header)))
             of.append(i)
         self._materialize(jobs, of, tensors)
         return tensors
+
+    def _made(self, make: Callable[..., Any], *arguments: Any) -> Any:
+        """Returns a new tensor, or `None` if this torch lacks its type."""
+        try:
+            return make(*arguments)
+        except ValueError as error:
+            self._invalid(str(error))
+            return None
 
     def _materialize(self, jobs: list[_Job], of: list[int], tensors: list[Any]) -> None:
         """Reads into new tensors. A tensor that cannot be read becomes `None`."""
@@ -534,43 +575,91 @@ class TensorCalls(_mooncake.Store):
         """Runs `get_tensor_into` for many keys. Returns -600 for each if the lists differ in
         length.
         """
-        keys = _words(keys)
+        return self._tensors_into(keys, buffer_ptrs, sizes, None)
+
+    def _tensors_into(
+        self,
+        keys: list[str],
+        buffer_ptrs: list[int],
+        sizes: list[int],
+        of_shard: Callable[[Header], bool] | None,
+    ) -> list[Any]:
+        keys = words(keys)
         if not len(keys) == len(buffer_ptrs) == len(sizes):
             return [self._invalid("keys, buffers and sizes differ in number")] * len(keys)
-        tensors = []
+        tensors: list[Any] = []
         for pointer, code in zip(buffer_ptrs, self.batch_get_into(keys, buffer_ptrs, sizes)):
-            head = self._peek(pointer, HEADER_SIZE) if code >= HEADER_SIZE else None
-            header = Header.parse(head, code) if head is not None else None
-            tensors.append(None if header is None else _views(pointer + header.data_offset, header))
+            header = self._header_at(pointer, code)
+            if header is None or (of_shard is not None and not of_shard(header)):
+                tensors.append(None)
+                continue
+            tensors.append(self._made(_views, pointer + header.data_offset, header))
         return tensors
 
     @staticmethod
     def _tp_keys(keys: list[str], tp_rank: int, tp_size: int) -> list[str]:
-        keys = _words(keys)
+        keys = words(keys)
         rank = number_of("tp_rank", tp_rank)
         return keys if number_of("tp_size", tp_size) <= 1 else [f"{key}_tp_{rank}" for key in keys]
 
+    def _tp_plans(
+        self, keys: list[str], found: list[Any], tp_rank: int, tp_size: int, split_dim: int | None
+    ) -> list[Plan | None]:
+        """Plans the shards that are not among the found ones, from shards of another size."""
+        rank, size = (0, 1) if tp_size <= 1 else (int(tp_rank), int(tp_size))
+        return [
+            self._tp_plan(key, rank, size, split_dim) if one is None else None for key, one in zip(words(keys), found)
+        ]
+
     def get_tensor_with_tp(self, key: str, tp_rank: int = 0, tp_size: int = 1, split_dim: int = 0) -> Any:
-        """Returns the stored shard of a rank."""
+        """Returns the shard of a rank, also from shards of another size or from the whole tensor.
+
+        Returns `None` if there is none.
+        """
         _numbers(split_dim=split_dim)
-        return self.batch_get_tensor(self._tp_keys([key], tp_rank, tp_size))[0]
+        return self._tp_tensors([key], tp_rank, tp_size, split_dim)[0]
 
     def batch_get_tensor_with_tp(self, base_keys: list[str], tp_rank: int = 0, tp_size: int = 1) -> list[Any]:
-        """Runs `get_tensor_with_tp` for many keys."""
-        return self.batch_get_tensor(self._tp_keys(base_keys, tp_rank, tp_size))
+        """Runs `get_tensor_with_tp` for many keys. The dimension is that of the stored shards, or
+        0.
+        """
+        return self._tp_tensors(base_keys, tp_rank, tp_size, None)
+
+    def _tp_tensors(self, keys: list[str], tp_rank: int, tp_size: int, split_dim: int | None) -> list[Any]:
+        tensors = self._tensors_of(self._tp_keys(keys, tp_rank, tp_size), _is_of_size(tp_size))
+        plans = self._tp_plans(keys, tensors, tp_rank, tp_size, split_dim)
+        rebuilt = self._read_plans(plans) if any(plan is not None for plan in plans) else plans
+        return [one if plan is None else other for one, plan, other in zip(tensors, plans, rebuilt)]
 
     def get_tensor_with_tp_into(
         self, key: str, buffer_ptr: int, size: int, tp_rank: int = 0, tp_size: int = 1, split_dim: int = 0
     ) -> Any:
         """Reads like `get_tensor_with_tp`, into registered memory."""
         _numbers(split_dim=split_dim)
-        return self.batch_get_tensor_into(self._tp_keys([key], tp_rank, tp_size), [buffer_ptr], [size])[0]
+        return self._tp_tensors_into([key], [buffer_ptr], [size], tp_rank, tp_size, split_dim)[0]
 
     def batch_get_tensor_with_tp_into(
         self, base_keys: list[str], buffer_ptrs: list[int], sizes: list[int], tp_rank: int = 0, tp_size: int = 1
     ) -> list[Any]:
         """Runs `get_tensor_with_tp_into` for many keys."""
-        return self.batch_get_tensor_into(self._tp_keys(base_keys, tp_rank, tp_size), buffer_ptrs, sizes)
+        return self._tp_tensors_into(base_keys, buffer_ptrs, sizes, tp_rank, tp_size, None)
+
+    def _tp_tensors_into(
+        self,
+        keys: list[str],
+        buffer_ptrs: list[int],
+        sizes: list[int],
+        tp_rank: int,
+        tp_size: int,
+        split_dim: int | None,
+    ) -> list[Any]:
+        stored = self._tp_keys(keys, tp_rank, tp_size)
+        tensors = self._tensors_into(stored, buffer_ptrs, sizes, _is_of_size(tp_size))
+        if not len(keys) == len(buffer_ptrs) == len(sizes):
+            return tensors
+        plans = self._tp_plans(keys, tensors, tp_rank, tp_size, split_dim)
+        rebuilt = self._read_plans_into(plans, buffer_ptrs, sizes)
+        return [one if plan is None else other for one, plan, other in zip(tensors, plans, rebuilt)]
 
     def get_tensor_with_parallelism(self, key: str, target: Any = None) -> Any:
         """Returns the form of a tensor that `target` names: as stored, one shard, or the whole.
@@ -581,9 +670,11 @@ class TensorCalls(_mooncake.Store):
 
     def batch_get_tensor_with_parallelism(self, keys: list[str], targets: Any = None) -> list[Any]:
         """Runs `get_tensor_with_parallelism` for many keys."""
-        plans = self._plans(keys, targets)
-        tensors: list[Any] = [None if plan is None else _empty(plan.header) for plan in plans]
-        of = [i for i, plan in enumerate(plans) if plan is not None and plan.header.data_bytes]
+        return self._read_plans(self._plans(keys, targets))
+
+    def _read_plans(self, plans: list[Plan | None]) -> list[Any]:
+        tensors: list[Any] = [None if plan is None else self._made(_empty, plan.header) for plan in plans]
+        of = [i for i, plan in enumerate(plans) if tensors[i] is not None and plan is not None and plan.header.data_bytes]
         jobs = [_job(tensors[i].data_ptr(), plans[i]) for i in of]  # type: ignore[arg-type]
         self._materialize(jobs, of, tensors)
         return tensors
@@ -599,157 +690,24 @@ class TensorCalls(_mooncake.Store):
         self, keys: list[str], buffer_ptrs: list[int], sizes: list[int], targets: Any = None
     ) -> list[Any]:
         """Runs `get_tensor_with_parallelism_into` for many keys."""
-        keys = _words(keys)
+        keys = words(keys)
         if not len(keys) == len(buffer_ptrs) == len(sizes):
             return [None] * len(keys)
-        plans = self._plans(keys, targets)
-        results: list[Any] = [None] * len(keys)
+        return self._read_plans_into(self._plans(keys, targets), buffer_ptrs, sizes)
+
+    def _read_plans_into(self, plans: list[Plan | None], buffer_ptrs: list[int], sizes: list[int]) -> list[Any]:
+        results: list[Any] = [None] * len(plans)
         of = [
-            i for i, plan in enumerate(plans) if plan is not None and HEADER_SIZE + plan.header.data_bytes <= sizes[i]
+            i for i, plan in enumerate(plans) if plan is not None and plan.header.packed_bytes <= sizes[i]
         ]
-        jobs = [_job(buffer_ptrs[i] + HEADER_SIZE, plans[i]) for i in of]  # type: ignore[arg-type]
+        jobs = [_job(buffer_ptrs[i] + plans[i].header.head_bytes, plans[i]) for i in of]  # type: ignore[arg-type, union-attr]
         for i, code in zip(of, self._read_strips(jobs) if jobs else []):
             plan = plans[i]
             # The header is written last, so that the memory contains a valid tensor only if all of
             # it is there.
             if code == 0 and plan is not None and self._poke(buffer_ptrs[i], plan.header.pack()):
-                results[i] = _views(buffer_ptrs[i] + HEADER_SIZE, plan.header)
+                results[i] = self._made(_views, buffer_ptrs[i] + plan.header.head_bytes, plan.header)
         return results
-
-    def _plans(self, keys: list[str], targets: Any) -> list[Plan | None]:
-        keys = _words(keys)
-        wanted = _list_of(targets, len(keys))
-        if wanted is None:
-            return [None] * len(keys)
-        return [self._plan(key, target) for key, target in zip(keys, wanted)]
-
-    def _plan(self, key: str, target: Any) -> Plan | None:
-        """Plans the assembly of the form that a target names from stored objects."""
-        if target is None:
-            return self._stored(key)
-        try:
-            mode, parallelism = word(target.mode).lower(), target.parallelism
-            axes = () if parallelism is None else axes_of(parallelism)
-            if mode == "as_stored":
-                return self._stored(key) if parallelism is None else None
-            if mode == "shard":
-                return self._shard_plan(key, axes) if axes else None
-            if mode == "full":
-                return self._full_plan(key, axes)
-        except (ValueError, AttributeError, TypeError) as error:
-            self._invalid(str(error))
-        return None
-
-    def _objects(self, keys: list[str], upto: int = HEADER_SIZE) -> list[tuple[Any, Header] | None]:
-        """Returns the locations and headers of tensors."""
-        found = []
-        for one in self._heads(keys, upto):
-            header = Header.parse(one[1], one[0].size) if one is not None else None
-            found.append(None if one is None or header is None else (one[0], header))
-        return found
-
-    def _stored(self, key: str) -> Plan | None:
-        found = self._objects([key])[0]
-        return None if found is None else _as_it_is(*found)
-
-    def _shard_plan(self, key: str, axes: tuple[Axis, ...]) -> Plan | None:
-        exact = self._objects([shard_key(key, axes)])[0]
-        if exact is not None and is_shard(exact[1], axes):
-            return _as_it_is(*exact)
-        tp = next((axis for axis in axes if axis.kind == "tp"), None)
-        if tp is None or tp.split_dim is None:
-            return None
-        if len(axes) == 1:
-            written = self._objects([writer_key(key, tp.rank, tp.size, tp.split_dim)])[0]
-            if written is not None and is_shard(written[1], axes):
-                return _as_it_is(*written)
-        return self._rebuilt(key, axes, tp, False)
-
-    def _full_plan(self, key: str, axes: tuple[Axis, ...]) -> Plan | None:
-        if not axes:
-            manifest = self._manifest(writer_manifest_key(key))
-            written = None if manifest is None else self._written(key, manifest)
-            return self._stored(key) if written is None else written
-        tp = next((axis for axis in axes if axis.kind == "tp"), None)
-        return None if tp is None else self._rebuilt(key, axes, tp, True)
-
-    def _written(self, key: str, manifest: Manifest) -> Plan | None:
-        """Plans the whole of a tensor that several writers have stored. Returns `None` if a part is
-        missing.
-        """
-        dim, shards = manifest.split_dim, manifest.shards
-
-        def of_rank(rank: int) -> tuple[str, list[Axis]]:
-            return writer_key(key, rank, shards, dim), [Axis("tp", 0, rank, shards, dim, 0)]
-
-        return self._assembled(of_rank, manifest, (), 0, manifest.global_shape[dim])
-
-    def _manifest(self, key: str) -> Manifest | None:
-        found = self._heads([key], 1 << 10)[0]
-        return None if found is None else Manifest.parse(found[1])
-
-    def _rebuilt(self, key: str, axes: tuple[Axis, ...], tp: Axis, full: bool) -> Plan | None:
-        """Plans a shard of another size than the stored ones, or all of them together."""
-        manifest = self._manifest(parallelism_manifest_key(key))
-        if manifest is None:
-            manifest = self._manifest_of_shards(key, axes, tp)
-        if manifest is None or manifest.split_dim != tp.split_dim:
-            return None
-        dim = manifest.split_dim
-        length = manifest.global_shape[dim]
-        # This also holds for a full read: the dimension must divide into the requested number of
-        # parts.
-        begin, end = shard_range(length, tp.rank, tp.size)
-        if full:
-            begin, end = 0, length
-
-        def of_rank(rank: int) -> tuple[str, list[Axis]]:
-            stored = [replace(axis, rank=rank, size=manifest.shards, aux=0) if axis is tp else axis for axis in axes]
-            return shard_key(key, stored), stored
-
-        return self._assembled(of_rank, manifest, () if full else axes, begin, end)
-
-    def _manifest_of_shards(self, key: str, axes: tuple[Axis, ...], tp: Axis) -> Manifest | None:
-        """Derives the manifest of all shards from the first one."""
-        first = self._objects([shard_key(key, [replace(axis, rank=0) if axis is tp else axis for axis in axes])])[0]
-        of = first[1].axis("tp") if first is not None else None
-        if first is None or of is None or of.split_dim is None or len(first[1].axes) != len(axes):
-            return None
-        return Manifest(first[1].dtype, of.split_dim, of.size, first[1].global_shape)
-
-    def _assembled(
-        self,
-        of_rank: Callable[[int], tuple[str, list[Axis]]],
-        manifest: Manifest,
-        axes: tuple[Axis, ...],
-        begin: int,
-        end: int,
-    ) -> Plan | None:
-        """Plans indices `begin` to `end` of shards whose keys and axes `of_rank` returns.
-
-        Returns `None` if a shard is missing or does not match.
-        """
-        dim, shape, shards = manifest.split_dim, manifest.global_shape, manifest.shards
-        each, rest = divmod(shape[dim], shards)
-        if rest:
-            return None
-        # In a dimension without indices all shards are read, else those that contain some.
-        ranks = range(begin // each, -(-end // each)) if each else range(shards)
-        sources = []
-        # The number of shards is untrusted, so a few are looked up at a time.
-        for some in (ranks[at : at + _LOOKUPS] for at in range(0, len(ranks), _LOOKUPS)):
-            stored = [of_rank(rank) for rank in some]
-            for rank, (_, of), found in zip(some, stored, self._objects([key for key, _ in stored])):
-                if found is None:
-                    return None
-                located, header = found
-                # Shards of another layout may have the same keys.
-                if (header.dtype, header.global_shape) != (manifest.dtype, shape) or not is_shard(header, of):
-                    return None
-                sources.append(Source(located, header, rank * each, (rank + 1) * each))
-        local = with_dim(shape, dim, end - begin)
-        header = Header(manifest.dtype, local, shape, SHARD if axes else 0, axes)
-        return assemble(header, dim, begin, end, sources)
 
     # Tensors in files, and on GPUs.
 
@@ -777,7 +735,7 @@ class TensorCalls(_mooncake.Store):
 
     def batch_get_tensor_into_cuda(self, keys: list[str], tensors_list: list[Any]) -> list[int]:
         """Runs `get_tensor_into_cuda` for many keys."""
-        keys = _words(keys)
+        keys = words(keys)
         if len(keys) != len(tensors_list):
             return [self._invalid(f"keys and tensors differ in number. keys={len(keys)} tensors={len(tensors_list)}")] * len(keys)
         codes = [0] * len(keys)
@@ -791,29 +749,18 @@ class TensorCalls(_mooncake.Store):
                 continue
             located, head = found
             header = Header.parse(head, located.size)
-            dtype = DTYPE_CODES.get(str(tensor.dtype).removeprefix("torch."))
+            dtype = code_of(tensor.dtype)
             size = tensor.numel() * tensor.element_size()
-            if header is None or header.dtype != dtype or header.data_bytes != size or not tensor.is_contiguous():
+            if header is None or header.is_quantized or header.dtype != dtype or header.data_bytes != size or not tensor.is_contiguous():
                 codes[i] = self._invalid(f"{keys[i]!r}: destination differs in type or length, or is not contiguous")
                 continue
             # Running work on the tensor completes before its bytes are overwritten.
             _torch().cuda.current_stream(tensor.device).synchronize()
-            jobs.append(_job(tensor.data_ptr(), _as_it_is(located, header)))
+            jobs.append(_job(tensor.data_ptr(), as_it_is(located, header)))
             of.append(i)
         for i, code in zip(of, self._read_strips(jobs, [tensors_list[i] for i in of]) if jobs else []):
             codes[i] = code
         return codes
-
-
-def _words(keys: Sequence[str]) -> list[str]:
-    """Returns the keys of a list.
-
-    Raises `TypeError` for a string, whose characters are not keys, and for a container without
-    order.
-    """
-    if isinstance(keys, str | bytes | bytearray | Mapping) or not hasattr(keys, "__getitem__"):
-        raise TypeError(f"incompatible function arguments: keys must be a list of str, not {type(keys).__name__}")
-    return [word(key) for key in keys]
 
 
 def _numbers(**of: int) -> None:
@@ -821,13 +768,6 @@ def _numbers(**of: int) -> None:
     """
     for name, value in of.items():
         number_of(name, value)
-
-
-def _as_it_is(located: Any, header: Header) -> Plan:
-    size = header.data_bytes
-    if size == 0:
-        return Plan(header)
-    return Plan(header, [(located, Strips(header.data_offset, size, 1, size), Strips.whole(size))])
 
 
 def _tensor_metadata_size() -> int:

@@ -5,16 +5,19 @@ column for each path.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
 
-from mooncake._columns import LEAVES, MAX_DEPTH, MAX_KEYS, MAX_LIST, Codec, Column, FieldSchema, Source, selected
+from mooncake._columns import LEAVES, MAX_DEPTH, MAX_KEYS, MAX_LIST, Codec, Column, FieldSchema, Source, dtype_of, selected
 from mooncake._decisions import MISSING, NO_VALUES, SCHEMA_SOURCE, Decision, choose, is_array, is_none, kinds_of
+from mooncake._row_types import InexactError, differences, in_memory, is_converted, is_kept, is_rounded
 
 TREE = "structured_recursive"
+# Codecs that convert numbers to a common type.
+_OF_NUMBERS = ("ndarray", "typed_ragged")
 # Codecs whose values justify splitting dictionaries. Other dictionaries are stored as a whole.
 _HEAVY = ("ragged_tensor", "bytes_ragged", "media_bytes", "media_list_ragged")
 
@@ -50,6 +53,8 @@ class Node:
     lengths: list[int] | None
     row_mask: list[bool]
     missing: list[bool]
+    # All containers are plain dictionaries, or plain lists.
+    is_plain: bool = True
 
 
 def _names(present: Sequence[Any]) -> list[str] | None:
@@ -90,15 +95,17 @@ def infer_structure(path: str, values: list[Any], leaves: list[Leaf], nodes: lis
         leaves.append(Leaf(path, values, choose(values)))
         return
     missing, present = [value is MISSING for value in values], [not is_none(value) for value in values]
+    is_plain = kinds <= {dict} or kinds <= {list}
     if names is not None:
-        nodes.append(Node(path, "dict", list(names), None, present, missing))
+        is_plain = is_plain and set(map(type, chain.from_iterable(some))) <= {str}
+        nodes.append(Node(path, "dict", list(names), None, present, missing, is_plain))
         for name in names:
             below = [value.get(name, MISSING) if is_dict else None for value, is_dict in zip(values, present)]
             infer_structure(f"{path}.{escape_key(name)}", below, leaves, nodes, _depth=_depth + 1)
         return
     assert longest is not None
     lengths = [len(value) if is_list else 0 for value, is_list in zip(values, present)]
-    nodes.append(Node(path, "list", list(range(longest)), lengths, present, missing))
+    nodes.append(Node(path, "list", list(range(longest)), lengths, present, missing, is_plain))
     for i in range(longest):
         below = [
             value[i] if is_list and i < len(value) else MISSING for value, is_list in zip(values, present)
@@ -126,7 +133,7 @@ class Trees(Codec):
             if leaf.codec is None:
                 raise ValueError(f"{leaf.path}: no codec supports these values: {leaf.decision.reason}")
             values = [None if value is MISSING else value for value in leaf.values]
-            parts, metadata = LEAVES[leaf.codec].encode(values, FieldSchema(leaf.codec))
+            codec, parts, metadata = _encoded_leaf(leaf.codec, values)
             metadata = {**metadata, **leaf.decision.described()}
             parts["missing"] = np.array([value is MISSING for value in leaf.values], np.bool_)
             members = {name: f"leaf.{number}.{name}" for name in parts}
@@ -135,7 +142,7 @@ class Trees(Codec):
                 {
                     "id": number,
                     "path": leaf.path,
-                    "codec": leaf.codec,
+                    "codec": codec,
                     "rows": rows,
                     "metadata": metadata,
                     "payload_members": members,
@@ -206,6 +213,14 @@ class Trees(Codec):
         return payload, {**metadata, "leaves": leaves}
 
 
+def _is_kept_tree(column: Column, leaves: Sequence[Leaf], nodes: Sequence[Node]) -> bool:
+    """Returns whether a tree surely returns its values as they are."""
+    stored = column.metadata["leaves"]
+    return all(node.is_plain for node in nodes) and all(
+        is_kept(of["codec"], leaf.values, of["metadata"]) for leaf, of in zip(leaves, stored)
+    )
+
+
 _TREES = Trees()
 CODECS: dict[str, Codec] = {**LEAVES, TREE: _TREES}
 
@@ -216,6 +231,52 @@ def codec_of(name: str) -> Codec:
     if codec is None:
         raise ValueError(f"unknown structured non-tensor codec: {name!r}")
     return codec
+
+
+def _encoded_leaf(codec: str, values: list[Any]) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """Returns codec, payload and metadata of a leaf. Numbers that their codec does not keep are
+    packed one by one.
+    """
+    names = [codec, "msgpack_ragged"] if codec in _OF_NUMBERS else [codec]
+    for name in names:
+        try:
+            parts, metadata = LEAVES[name].encode(values, FieldSchema(name))
+            if name in _OF_NUMBERS and not is_kept(name, values, metadata):
+                differences(values, LEAVES[name].decode(in_memory(parts), len(values), metadata))
+        except (ValueError, OverflowError):
+            if name is names[-1]:
+                raise
+            continue
+        return name, parts, metadata
+    raise AssertionError("the last codec returns or raises")
+
+
+def _exact(column: Column, values: list[Any], schema: FieldSchema | None) -> Column:
+    """Returns a column with the description of the types that its codec does not keep.
+
+    Raises `InexactError` if values would come back as others. With a schema, their types may
+    change.
+    """
+    if column.codec.startswith("ragged_tensor"):
+        return column
+    decoded = codec_of(column.codec).decode(in_memory(column.payload), column.rows, column.metadata)
+    try:
+        return replace(column, metadata={**column.metadata, **differences(values, decoded)})
+    except InexactError:
+        if schema is None or not all(map(is_converted, values, decoded)):
+            raise
+        return column
+
+
+def _as_named(column: Column, values: list[Any]) -> Column:
+    """Returns a column of numbers of the type that its schema names. Raises `ValueError` for
+    numbers that the type does not have. A floating-point type may round.
+    """
+    decoded = codec_of(column.codec).decode(in_memory(column.payload), column.rows, column.metadata)
+    for row, (value, back) in enumerate(zip(values, decoded, strict=True)):
+        if not is_converted(value, back) and not is_rounded(value, back):
+            raise ValueError(f"row {row} does not fit the type that the schema names. dtype={column.metadata['dtype']} value={value!r:.100}")
+    return column
 
 
 def encode(path: str, values: list[Any], schema: FieldSchema | None) -> Column:
@@ -231,31 +292,40 @@ def encode(path: str, values: list[Any], schema: FieldSchema | None) -> Column:
         codec = LEAVES.get(schema.codec)
         if codec is None:
             raise ValueError(f"unsupported schema codec: {schema.codec!r}")
-        return Column(schema.codec, rows, *codec.encode(values, schema))
+        made = Column(schema.codec, rows, *codec.encode(values, schema))
+        if schema.codec in _OF_NUMBERS and dtype_of(schema) is not None:
+            return _as_named(made, values)
+        return made if is_kept(made.codec, values, made.metadata) else _exact(made, values, schema)
     leaves: list[Leaf] = []
     nodes: list[Node] = []
     infer_structure(path, values, leaves, nodes)
     refused = []
     if nodes and any(map(_is_heavy, leaves)):
         try:
-            return _TREES.encode_tree(path, leaves, nodes, rows)
+            made = _TREES.encode_tree(path, leaves, nodes, rows)
+            return made if _is_kept_tree(made, leaves, nodes) else _exact(made, values, None)
         except (TypeError, ValueError, OverflowError, RuntimeError) as error:
             if schema is None:
                 raise ValueError(f"unsupported structured non-tensor field: {error}") from error
             refused.append(f"{TREE}: {error}")
     whole = Leaf(path, values, choose(values)) if nodes else leaves[0]
     names = [whole.codec]
+    if whole.codec in _OF_NUMBERS:
+        # Numbers that have no common type are packed one by one.
+        names.append("msgpack_ragged")
     if schema is not None:
         # With a schema, values may be converted to types that msgpack or JSON have.
         names += ["msgpack_ragged", "json_ragged"]
     for name in dict.fromkeys(name for name in names if name is not None):
         try:
-            payload, metadata = LEAVES[name].encode(values, FieldSchema(name))
+            made = Column(name, rows, *LEAVES[name].encode(values, FieldSchema(name)))
+            if not is_kept(name, values, made.metadata):
+                made = _exact(made, values, schema)
         except (TypeError, ValueError, OverflowError, RuntimeError) as error:
             refused.append(f"{name}: {error}")
             continue
         inferred = whole.decision.described() if name == whole.codec else {}
-        return Column(name, rows, payload, {**metadata, **inferred})
+        return replace(made, metadata={**made.metadata, **inferred})
     why = "; ".join(refused) or whole.decision.reason
     if schema is None:
         raise ValueError(f"unsupported structured non-tensor field {path!r}: {why}; select a codec with a FieldSchema")

@@ -13,8 +13,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from mooncake._layout import HEADER_SIZE
 from mooncake._members import ArrayRows, Body, Member, TensorMember, TensorObjectBuffer, _at
+from mooncake._shards import _object_sizes
 from mooncake._store_calls import StoreCalls, check
 
 DEFAULT_CHUNK = 64 << 20
@@ -214,7 +214,7 @@ class Writer:
         tensor = member.tensor
         check(name, key, put(key, tensor, **self._calls.keywords(self._config)))
         self.written.append(key)
-        size = HEADER_SIZE + tensor.numel() * tensor.element_size()
+        head, size = _object_sizes(tensor)
         return {
             "key": key,
             "kind": "tensor",
@@ -222,7 +222,7 @@ class Writer:
             "dtype": str(tensor.dtype),
             "shape": list(tensor.shape),
             "chunks": [{"key": key, "bytes": size}],
-            "metadata_bytes": HEADER_SIZE,
+            "metadata_bytes": head,
         }
 
     def _tensor_through_pool(self, key: str, member: TensorMember) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import functools
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar, cast
 
+from mooncake._arrays import as_buffer
 from mooncake._mooncake import ReplicateConfig
 from mooncake.store import MooncakeDistributedStore
 
@@ -88,12 +89,12 @@ class MooncakeDistributedStoreAsync(MooncakeDistributedStore):
     @_of_call
     async def async_put(self, key: str, value: Any, config: ReplicateConfig | None = None) -> int:
         """Awaits `put`."""
-        return int(await _awaited(self._async_put, key, value, config))
+        return int(await _awaited(self._async_put, key, as_buffer(value), config))
 
     @_of_call
     async def async_upsert(self, key: str, value: Any, config: ReplicateConfig | None = None) -> int:
         """Awaits `upsert`."""
-        return int(await _awaited(self._async_put, key, value, config, True))
+        return int(await _awaited(self._async_put, key, as_buffer(value), config, True))
 
     @_of_call
     async def async_get(self, key: str) -> bytes:

@@ -52,6 +52,7 @@ from mooncake._groups import group_of, in_group
 from mooncake._manifests import array_kind, chunk_keys
 from mooncake._members import RawDestination, TensorObjectBuffer, raw_destination, tensor_object_buffer
 from mooncake._pool_results import owned, release
+from mooncake._row_types import restored
 from mooncake._shards import _is_tensor
 from mooncake._store_calls import OBJECT_NOT_FOUND
 from mooncake._trees import codec_of, encode, escape_key, infer_structure
@@ -385,9 +386,12 @@ class MooncakeBundleTransfer(Bundles):
         metadata = encoded.get("metadata") or {}
         if picked is None:
             payload = {name: source.whole(name) for name in encoded["payload_members"]}
-            return codec.decode(payload, total, metadata)
-        payload, metadata = codec.part(source, picked, metadata)
-        return codec.decode(payload, len(picked), metadata)
+            values = codec.decode(payload, total, metadata)
+        else:
+            payload, of_part = codec.part(source, picked, metadata)
+            values = codec.decode(payload, len(picked), of_part)
+        made: list[Any] = owned(restored(values, metadata, picked), values)
+        return made
 
     def dataproto_manifest_view(self, ref: DataProtoRefLike) -> dict[str, Any]:
         """Returns the description of a stored batch, field by field, without reading it."""
@@ -465,10 +469,12 @@ _ENCODING_ERRORS = (TypeError, ValueError, RuntimeError, AttributeError)
 def _encoded(name: str, member: str, values: Any, schema: FieldSchema | None) -> Column:
     try:
         return encode(member, list(values), schema)
-    except _ENCODING_ERRORS as error:
-        if schema is None:
+    except (*_ENCODING_ERRORS, OverflowError) as error:
+        kind = next((kind for kind in _ENCODING_ERRORS if isinstance(error, kind)), ValueError)
+        if schema is None and name in str(error):
             raise
-        kind = next(kind for kind in _ENCODING_ERRORS if isinstance(error, kind))
+        if schema is None:
+            raise kind(f"unsupported structured non-tensor field {member!r}: {error}") from error
         text = f"failed to encode non_tensor_batch field {name!r} with FieldSchema codec {schema.codec!r}: {error}"
         raise kind(text) from error
 
