@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -13,6 +14,7 @@ from torch.futures import Future
 
 from mooncake import _mooncake
 from mooncake._pg_dispatch import check_tensor
+from mooncake._pg_futures import RESOLVING_THREADS, list_future
 from mooncake._pg_torch import KEEPS_WORKS, keep_until_waited, was_waited
 
 _NO_LIMIT = timedelta(0)
@@ -114,6 +116,19 @@ class _JoinedStaging:
             part.finish()
 
 
+def _is_called_by_hook(results: Sequence[Any]) -> bool:
+    """Returns whether the caller of the caller is the hook of torch that compresses gradients to
+    `float16`. The hook is in C++, so that the innermost code in Python does not name the call.
+    """
+    if not results or any(one.dtype != torch.float16 for one in results):
+        return False
+    try:
+        return "get_future" not in sys._getframe(2).f_code.co_names
+    except ValueError:
+        # Code in C++ has started this thread.
+        return True
+
+
 class MooncakeWork(Work):
     """Operation of a process group in progress."""
 
@@ -137,6 +152,7 @@ class MooncakeWork(Work):
         # Finds what is wrong with an operation that is over.
         self._check = check
         self._future: Any = None
+        self._list_future: Any = None
         if KEEPS_WORKS and not is_p2p:
             # C++ starts collective operations only, and waits for each of coalesced ones.
             keep_until_waited(self, len(operations))
@@ -248,20 +264,24 @@ class MooncakeWork(Work):
         if self._future is None:
             devices = sorted({one.device.index for one in self._results if one.device.type == "cuda"})
             future = self._future = Future(devices=[torch.device("cuda", index) for index in devices])
+            has_failed = torch.zeros((), dtype=torch.bool)
 
             def resolve() -> None:
                 self._finish()
                 fault = self._fault()
                 if fault is not None:
+                    has_failed.fill_(True)
                     future.set_exception(fault)
                 else:
                     future.set_result(self._results)
 
+            if _is_called_by_hook(self._results):
+                self._list_future = list_future(future, has_failed, self._results)
             if self.is_completed():
                 resolve()
             else:
-                self._on_done(resolve)
-        return self._future
+                self._on_done(lambda: RESOLVING_THREADS.run(resolve))
+        return self._list_future or self._future
 
     def source_rank(self) -> int:
         """Returns the in-group rank whose message was received."""
