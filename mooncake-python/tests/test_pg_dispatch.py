@@ -1,5 +1,5 @@
-"""What torch's dispatcher sees of a group: tensors of derived classes, fake tensors, traces, profilers
-and modes, beside gloo.
+"""Calls of a group in torch's dispatcher, beside gloo: tensors of derived classes, fake tensors,
+traces, profilers and modes.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Tensors, sizes and operators that a group refuses: before anything is sent, with the right reason,
-on every rank. The group works afterwards.
+"""Tensors, lengths and operators that a group refuses on every rank, with the right reason. The
+group works afterwards.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def refuse_lengths() -> list[str]:
 def test_lengths_that_do_not_fit(world: World) -> None:
     for texts in world.all_within(LIMIT, refuse_lengths):
         assert all(text.startswith("cannot ") for text in texts), texts
-        # A piece for one rank of two: the other rank might have failed, which only the operation finds.
+        # A piece for one rank of two. The other one might have failed, which the operation finds.
         late = texts[2:4]
         assert late[0].startswith("cannot finish collective") and "ranks=[1] pieces=1" in late[1]
         assert all("needs a piece per rank" in text for text in texts[:2] + texts[4:])

@@ -28,7 +28,8 @@ _TYPES = (
 _DTYPES = {getattr(torch, name): number for number, name in enumerate(_TYPES.split()) if hasattr(torch, name)}
 
 
-# Types in which integers are averaged, because their sums do not fit: the sum of 64 ranks does there.
+# Types in which integers are averaged, because a sum may not fit into their own type. The sum of 64
+# ranks fits into these.
 _WIDER = {
     getattr(torch, name): wide
     for wide, names in ((torch.int32, "int8 uint8 int16 uint16"), (torch.int64, "int32 uint32"))

@@ -91,8 +91,8 @@ class ResolvingThreads:
 RESOLVING_THREADS = ResolvingThreads()
 atexit.register(RESOLVING_THREADS.stop)
 
-# A future of Python has a Python object. Only TorchScript makes a future of a list of tensors, which
-# is what code in C++ may want.
+# A future that Python makes has a Python object. Code in C++ may want a list of tensors, which only
+# TorchScript puts into a future.
 _LIST_FUTURE = """
 def wait_for_results(done: Future[Tensor], has_failed: Tensor, results: List[Tensor]) -> List[Tensor]:
     torch.jit.wait(done)
