@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -151,6 +152,19 @@ class World:
     def all(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """Carries out a function in all ranks at the same time."""
         return self.each(self.ranks, function, lambda _: arguments)
+
+    def all_within(self, seconds: float, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """Carries out a function in all ranks at the same time, in at most `seconds`. Kills the ranks
+        if one of them has no result then.
+        """
+        for rank in self.ranks.values():
+            rank.begin(function, *arguments)
+        end = time.monotonic() + seconds
+        try:
+            return [rank.result(max(0.0, end - time.monotonic())) for rank in self.ranks.values()]
+        except BaseException:
+            self.close(force=True)
+            raise
 
     def some(self, ranks: Iterable[int], function: Callable[..., Any], *arguments: Any) -> list[Any]:
         return self.each(ranks, function, lambda _: arguments)

@@ -51,7 +51,7 @@ class Device:
 class DeviceTensor:
     """Tensor on the fake device. Operations are queued on the current stream."""
 
-    layout, is_quantized = torch.strided, False
+    layout, is_quantized, is_cpu = torch.strided, False, False
 
     def __init__(self, device, values):
         self.device, self.values = device, torch.tensor(values)
@@ -65,6 +65,9 @@ class DeviceTensor:
         assert device == "cpu"
         self.device.current.run()
         return self.values.clone()
+
+    def is_contiguous(self):
+        return True
 
     def copy_(self, host):
         self.device.current.queue(lambda: self.values.copy_(host))

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch.distributed import ReduceOp
 
 from mooncake import _mooncake
+from mooncake._pg_dispatch import check_tensor
 from mooncake._pg_work import MooncakeWork, _span, _Staging
 
-# Numbers of the operators and of the element types.
-_OPERATORS = [
-    (getattr(ReduceOp, name), number)
+# Numbers of the operators, by their hash, which is the fastest way to tell them apart in torch, and
+# of the element types.
+_OPERATORS = {
+    hash(getattr(ReduceOp, name)): number
     for number, name in enumerate(["SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR"])
     if hasattr(ReduceOp, name)
-]
+}
+_AVG = _OPERATORS[hash(ReduceOp.AVG)]
 _TYPES = (
     "int8 uint8 int16 uint16 int32 uint32 int64 uint64 float16 float32 float64 bfloat16 bool float8_e4m3fn float8_e5m2 "
     "float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu complex64 complex128"
@@ -24,20 +28,38 @@ _TYPES = (
 _DTYPES = {getattr(torch, name): number for number, name in enumerate(_TYPES.split()) if hasattr(torch, name)}
 
 
+# Types in which integers are averaged, because a sum may not fit into their own type. The sum of 64
+# ranks fits into these.
+_WIDER = {
+    getattr(torch, name): wide
+    for wide, names in ((torch.int32, "int8 uint8 int16 uint16"), (torch.int64, "int32 uint32"))
+    for name in names.split()
+    if hasattr(torch, name)
+}
+
+
 def _operator(options: Any) -> int:
     """Returns the number of the operator in the options, or of the operator itself."""
     wanted = ReduceOp.SUM if options is None else getattr(options, "reduceOp", options)
-    for known, number in _OPERATORS:
-        if wanted == known:
-            return number
-    raise RuntimeError(f"cannot reduce: operator is not supported. op={wanted}")
-
-
-def _reducing(tensor: Any, options: Any) -> tuple[int, int]:
-    number = _DTYPES.get(tensor.dtype)
+    number = _OPERATORS.get(hash(wanted))
     if number is None:
+        kind = getattr(wanted, "op", wanted)
+        raise RuntimeError(f"cannot reduce: operator is not supported. op={getattr(kind, 'name', kind)}")
+    return number
+
+
+def _reducing(tensor: Any, options: Any) -> tuple[tuple[int, int], Any]:
+    """Returns the numbers of the element type and of the operator. Also returns the type to which
+    the tensors are converted for the reduction, or `None`.
+    """
+    operator = _operator(options)
+    wide = _WIDER.get(tensor.dtype) if operator == _AVG else None
+    number = _DTYPES.get(wide or tensor.dtype)
+    if number is None:
+        # The reason may be another one.
+        check_tensor(tensor)
         raise RuntimeError(f"cannot reduce: element type is not supported. dtype={tensor.dtype}")
-    return number, _operator(options)
+    return (number, operator), wide
 
 
 def _root(options: Any) -> int:
@@ -73,6 +95,19 @@ def _alike(tensors: Sequence[Any], like: Any, same_length: bool = True) -> None:
             )
 
 
+def _count_pieces(whole: int, piece: int, capacity: int) -> int:
+    """Returns the number of pieces in a tensor that has one per slot, by their lengths in bytes. The
+    tensor may lack those of the last slots, for ranks that have failed, and have more, for ranks
+    that may join.
+    """
+    if whole > piece * capacity or (piece and whole % piece):
+        raise RuntimeError(
+            "cannot start operation: the tensor needs a piece per rank. "
+            f"bytes={whole} piece={piece} max_ranks={capacity}"
+        )
+    return whole // piece if piece else capacity
+
+
 def _pieces(tensor: Any, sizes: Sequence[int]) -> list[tuple[int, int]]:
     """Cuts a contiguous tensor into spans of these numbers of rows."""
     address, length = _span(tensor)
@@ -106,9 +141,29 @@ class GroupCalls:
             return self._declared
 
     def _work(
-        self, operations: Sequence[_mooncake.GroupOperation], results: list[Any], staging: _Staging, is_p2p: bool = False
+        self,
+        operations: Sequence[_mooncake.GroupOperation],
+        results: list[Any],
+        staging: _Staging,
+        is_p2p: bool = False,
+        pieces: int | None = None,
     ) -> MooncakeWork:
-        return MooncakeWork(operations, results, staging, self._capacity, self._mirror.copies, is_p2p)
+        """Returns the work of these operations, whose input has `pieces` for the first slots only."""
+        check = None if pieces is None else partial(self._missing_pieces, operations, pieces, self._extent())
+        return MooncakeWork(operations, results, staging, self._capacity, self._mirror.copies, is_p2p, check)
+
+    def _missing_pieces(
+        self, operations: Sequence[_mooncake.GroupOperation], pieces: int, extent: int
+    ) -> RuntimeError | None:
+        """Returns an exception if a rank that takes part has no piece in the input."""
+        failed = 0
+        for operation in operations:
+            failed |= operation.failed()
+        active = self._mirror.host.view(-1)
+        missing = [slot for slot in range(pieces, extent) if active[slot].item() and not failed >> slot & 1]
+        if not missing:
+            return None
+        return RuntimeError(f"cannot finish operation: the input lacks the pieces of ranks. ranks={missing} pieces={pieces}")
 
     def _checked(self, tensors: Sequence[Any], like: Any, same_length: bool = True) -> Sequence[Any]:
         """Returns the tensors of a list that has one per slot."""
@@ -122,32 +177,35 @@ class GroupCalls:
     # Reductions.
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> MooncakeWork:
-        return self._allreduce([_one(tensors)], opts)
+        tensor, staging = _one(tensors), _Staging()
+        reducing, wide = _reducing(tensor, opts)
+        plain = staging.output(tensor, wide)
+        operation = self._comm.all_reduce(_span(plain), reducing, plain, _waits(opts))
+        return self._work([operation], [tensor], staging)
 
     def allreduce_coalesced(self, tensors: Sequence[Any], opts: Any = None) -> MooncakeWork:
-        return self._allreduce(list(tensors), opts)
-
-    def _allreduce(self, tensors: list[Any], opts: Any) -> MooncakeWork:
-        staging, operations = _Staging(), []
+        staging, prepared, operations = _Staging(), [], []
         for tensor in tensors:
-            reducing, plain = _reducing(tensor, opts), staging.output(tensor)
-            waits = tensor is tensors[-1] and _waits(opts)
+            reducing, wide = _reducing(tensor, opts)
+            prepared.append((reducing, staging.output(tensor, wide)))
+        for index, (reducing, plain) in enumerate(prepared, 1):
+            waits = index == len(prepared) and _waits(opts)
             operations.append(self._comm.all_reduce(_span(plain), reducing, plain, waits))
-        return self._work(operations, tensors, staging)
+        return self._work(operations, list(tensors), staging)
 
     def reduce(self, tensors: Any, opts: Any = None, op: Any = None) -> MooncakeWork:
         tensor, staging = _one(tensors), _Staging()
-        plain = staging.output(tensor)
-        reducing = _reducing(tensor, op if isinstance(opts, int) else opts)
+        reducing, wide = _reducing(tensor, op if isinstance(opts, int) else opts)
+        plain = staging.output(tensor, wide)
         operation = self._comm.reduce(_span(plain), reducing, _root(opts), plain, _waits(opts))
         return self._work([operation], [tensor], staging)
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> MooncakeWork:
         output, staging = _one(outputs), _Staging()
+        reducing, wide = _reducing(output, opts)
         pieces = self._checked(_one(inputs, "list"), output)
-        spans = [_span(staging.input(piece)) for piece in pieces]
-        plain = staging.output(output)
-        reducing = _reducing(output, opts)
+        spans = [_span(staging.input(piece, wide)) for piece in pieces]
+        plain = staging.output(output, wide)
         operation = self._comm.reduce_scatter(spans, _span(plain), reducing, staging.keep, _waits(opts))
         return self._work([operation], [output], staging)
 
@@ -155,16 +213,20 @@ class GroupCalls:
         return self.reduce_scatter_single_coalesced([output], [input], opts)
 
     def reduce_scatter_single_coalesced(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None) -> MooncakeWork:
-        staging, operations = _Staging(), []
+        staging, prepared, operations = _Staging(), [], []
+        least = self._capacity
         for output, source in zip(outputs, inputs, strict=True):
             _alike([source], output, same_length=False)
-            whole, plain = staging.input(source), staging.output(output)
-            piece, reducing = _span(plain)[1], _reducing(output, opts)
-            waits = output is outputs[-1] and _waits(opts)
-            operations.append(
-                self._comm.reduce_scatter((*_span(whole), piece), _span(plain), reducing, (whole, plain), waits)
-            )
-        return self._work(operations, list(outputs), staging)
+            reducing, wide = _reducing(output, opts)
+            whole, plain = staging.input(source, wide), staging.output(output, wide)
+            inputs_span, span = _span(whole), _span(plain)
+            # The input may have pieces for the ranks that are left only.
+            least = min(least, _count_pieces(inputs_span[1], span[1], self._capacity))
+            prepared.append((reducing, (*inputs_span, span[1]), span, (whole, plain)))
+        for index, (reducing, pieces, span, keep) in enumerate(prepared, 1):
+            waits = index == len(prepared) and _waits(opts)
+            operations.append(self._comm.reduce_scatter(pieces, span, reducing, keep, waits))
+        return self._work(operations, list(outputs), staging, pieces=least if least < self._capacity else None)
 
     # Copies.
 
@@ -182,12 +244,12 @@ class GroupCalls:
         return self._allgather([list(one) for one in zip(*outputs, strict=True)], list(inputs), opts)
 
     def _allgather(self, outputs: list[Any], inputs: list[Any], opts: Any) -> MooncakeWork:
-        staging, operations = _Staging(), []
+        staging, prepared, operations = _Staging(), [], []
         for of_one, source in zip(outputs, inputs, strict=True):
             plain = staging.input(source)
-            results = [staging.output(one) for one in self._checked(of_one, source)]
-            spans = [_span(one) for one in results]
-            waits = source is inputs[-1] and _waits(opts)
+            prepared.append((plain, [staging.output(one) for one in self._checked(of_one, source)]))
+        for index, (plain, results) in enumerate(prepared, 1):
+            spans, waits = [_span(one) for one in results], index == len(prepared) and _waits(opts)
             operations.append(self._comm.all_gather(_span(plain), spans, (plain, results), waits))
         return self._work(operations, [one for of_one in outputs for one in of_one], staging)
 
@@ -195,13 +257,17 @@ class GroupCalls:
         return self.all_gather_single_coalesced([output], [input], opts)
 
     def all_gather_single_coalesced(self, outputs: Sequence[Any], inputs: Sequence[Any], opts: Any = None) -> MooncakeWork:
-        staging, operations = _Staging(), []
+        staging, prepared, operations = _Staging(), [], []
         for output, source in zip(outputs, inputs, strict=True):
-            # The output may have space for the ranks that are left only.
             _alike([output], source, same_length=False)
             plain, whole = staging.input(source), staging.output(output)
-            piece, waits = _span(plain)[1], source is inputs[-1] and _waits(opts)
-            operations.append(self._comm.all_gather(_span(plain), (*_span(whole), piece), (plain, whole), waits))
+            span, outputs_span = _span(plain), _span(whole)
+            # The output may have space for the ranks that are left only.
+            _count_pieces(outputs_span[1], span[1], self._capacity)
+            prepared.append((span, (*outputs_span, span[1]), (plain, whole)))
+        for index, (span, pieces, keep) in enumerate(prepared, 1):
+            waits = index == len(prepared) and _waits(opts)
+            operations.append(self._comm.all_gather(span, pieces, keep, waits))
         return self._work(operations, list(outputs), staging)
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> MooncakeWork:
@@ -293,14 +359,6 @@ class GroupCalls:
         plain = staging.output(tensor)
         operation = self._comm.receive(_span(plain), src, plain)
         return self._work([operation], [tensor], staging, is_p2p=True)
-
-    # Names of torch before 2.13.
-    _allgather_base = all_gather_single
-    allgather_into_tensor_coalesced = all_gather_single_coalesced
-    _reduce_scatter_base = reduce_scatter_single
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
-    alltoall_base = all_to_all_single
-    gather_into_tensor = gather_single
 
     @property
     def _slot(self) -> int:

@@ -11,6 +11,7 @@ from torch._C._distributed_c10d import ProcessGroup
 
 from mooncake import _mooncake, _pg_process
 from mooncake._pg_calls import GroupCalls, _Mirror
+from mooncake._pg_dispatch import backend_calls, group_calls
 from mooncake._pg_options import (
     MooncakeBackendOptions,
     ProposalStatus,
@@ -23,7 +24,9 @@ from mooncake._pg_torch import NEWEST, BackendBase, GroupBase
 
 
 class MooncakeBackend(GroupCalls, BackendBase):
-    """Backend of a group, for callers that ask the group for the backend of a device."""
+    """Backend of a group, which torch's operators call."""
+
+    vars().update(backend_calls(GroupCalls))
 
     def __init__(self, comm: _mooncake.GroupCommunicator, rank: int, size: int, capacity: int, mirror: _Mirror) -> None:
         super().__init__(rank, size)
@@ -51,6 +54,8 @@ class MooncakeBackend(GroupCalls, BackendBase):
 class MooncakeProcessGroup(GroupCalls, GroupBase):
     """Group that `torch.distributed` returns."""
 
+    vars().update(group_calls(GroupCalls))
+
     def __init__(self, store: Any, backend: MooncakeBackend, device: str) -> None:
         super().__init__(store, backend._own, backend._declared)
         self._comm = backend._comm
@@ -61,6 +66,8 @@ class MooncakeProcessGroup(GroupCalls, GroupBase):
         # The group in C++ does not keep the part of the backend in Python.
         self._backend = backend
         self._is_open = True
+        # Numbers of the hooks that torch runs around each operator.
+        self._hooks: set[tuple[str, int]] = set()
         self._register(["cpu", "cuda"] if device == "cuda" or torch.cuda.is_available() else ["cpu"], backend)
 
     @property
@@ -76,6 +83,24 @@ class MooncakeProcessGroup(GroupCalls, GroupBase):
     # Names in C++.
     getRank = rank
     getSize = size
+
+    def register_pre_hook(self, hook_id: int, hook: Any) -> None:
+        """Calls `hook` before each collective operation. Needs torch 2.15."""
+        super().register_pre_hook(hook_id, hook)
+        self._hooks.add(("pre", hook_id))
+
+    def unregister_pre_hook(self, hook_id: int) -> None:
+        super().unregister_pre_hook(hook_id)
+        self._hooks.discard(("pre", hook_id))
+
+    def register_post_hook(self, hook_id: int, hook: Any) -> None:
+        """Calls `hook` after the start of each collective operation. Needs torch 2.15."""
+        super().register_post_hook(hook_id, hook)
+        self._hooks.add(("post", hook_id))
+
+    def unregister_post_hook(self, hook_id: int) -> None:
+        super().unregister_post_hook(hook_id)
+        self._hooks.discard(("post", hook_id))
 
     def shutdown(self) -> None:
         """Leaves the group."""

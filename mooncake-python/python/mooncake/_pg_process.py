@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import socket
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +13,11 @@ from mooncake import _log, _mooncake
 
 # Key of the coordinator's address, the only key of this package in the store of torch.
 KEY = "coordinator_addr"
+# Longest time, in seconds, in which rank 0 puts an address that it listens at.
+_MEET_WITHIN = 300.0
+# Seconds of one attempt to reach an address, and between two attempts.
+_PROBE_WITHIN = 5.0
+_LOOK_AGAIN_AFTER = 0.05
 
 
 class _Process:
@@ -102,6 +109,37 @@ def _apply_timeouts() -> None:
         _PROCESS.context.set_timeouts(_PROCESS.collective_timeout_us, _PROCESS.p2p_timeout_us)
 
 
+def _responds(address: str) -> bool:
+    """Returns whether a process listens at an address."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), _PROBE_WITHIN):
+            return True
+    except OSError:
+        return False
+
+
+def _connect(context: _mooncake.GroupContext, store: Any) -> None:
+    """Connects this process to the coordinator, whose address rank 0 puts into the store.
+
+    A program that starts again, as with `torchrun --max-restarts`, finds the address of the run
+    before, until rank 0 has put its own. So an address that nobody listens at is read again.
+    """
+    store.wait([KEY])
+    end = time.monotonic() + min(_MEET_WITHIN, store.timeout.total_seconds())
+    while True:
+        address = store.get(KEY).decode()
+        if not _responds(address) and time.monotonic() < end:
+            time.sleep(_LOOK_AGAIN_AFTER)
+            continue
+        try:
+            return context.connect(address)
+        except RuntimeError:
+            # Another process may have got the port of the coordinator that has ended.
+            if store.get(KEY).decode() == address:
+                raise
+
+
 def _context(store: Any, rank: int, is_world: bool) -> _mooncake.GroupContext:
     """Returns the context of this process. The first group starts it and meets the coordinator."""
     with _PROCESS.lock:
@@ -112,8 +150,9 @@ def _context(store: Any, rank: int, is_world: bool) -> _mooncake.GroupContext:
             if rank == 0:
                 _PROCESS.coordinator = context.serve()
                 store.set(KEY, _PROCESS.coordinator)
-            store.wait([KEY])
-            context.connect(store.get(KEY).decode())
+                context.connect(_PROCESS.coordinator)
+            else:
+                _connect(context, store)
             _PROCESS.context = context
             _PROCESS.store = store
             _apply_timeouts()

@@ -128,9 +128,10 @@ class _GroupOfUnknownBackend(ProcessGroup):
     _set_group_desc = setGroupDesc
 
 
-_is_known = _is_derivable(Backend, 0, 1)
-BackendBase: Any = _KnownBackend if _is_known else _UnknownBackend
-GroupBase: Any = _GroupOfKnownBackend if _is_known else _GroupOfUnknownBackend
+# Whether torch accepts backends in Python, so that its operators call them.
+HAS_BACKENDS = _is_derivable(Backend, 0, 1)
+BackendBase: Any = _KnownBackend if HAS_BACKENDS else _UnknownBackend
+GroupBase: Any = _GroupOfKnownBackend if HAS_BACKENDS else _GroupOfUnknownBackend
 
 
 def _shut_down_with(shut_down_backend: Any) -> Any:
@@ -153,6 +154,7 @@ if not hasattr(ProcessGroup, "shutdown") and hasattr(distributed_c10d, "_shutdow
 # that C++ starts since it has `ProcessGroup.abort` (2.7). Before, C++ would wait for the other part
 # without end, so that operations are kept here.
 _UNWAITED: dict[Any, int] | None = None if hasattr(ProcessGroup, "abort") else {}
+KEEPS_WORKS = _UNWAITED is not None
 
 
 def keep_until_waited(work: Any, times: int) -> None:
