@@ -154,8 +154,8 @@ class World:
         return self.each(self.ranks, function, lambda _: arguments)
 
     def all_within(self, seconds: float, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """Carries out a function in all ranks at the same time, in at most `seconds`. Kills the ranks
-        if one of them has no result then.
+        """Carries out a function in all ranks at the same time, in at most `seconds`. Kills the
+        ranks if one of them has no result then.
         """
         for rank in self.ranks.values():
             rank.begin(function, *arguments)

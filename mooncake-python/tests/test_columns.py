@@ -219,7 +219,7 @@ def test_rows_of_one_length_stay_rows(rows):
     assert made.shape == (2,) and all(one is other for one, other in zip(made, rows, strict=True))
 
 
-# What is put is what is got: values at the edges of every type, alone and mixed.
+# A get returns the value that was put: values at the edges of every type, alone and mixed.
 
 FLOATS = (0.0, -0.0, 1.5, 0.1, math.inf, -math.inf, math.nan, 5e-324, 1.7976931348623157e308, float(1 << 53))
 INTS = (0, 1, -1, 127, -128, 255, 1 << 31, (1 << 53) + 1, (1 << 63) - 1, -(1 << 63), 1 << 63, (1 << 64) - 1, 1 << 64, -(1 << 80))
@@ -355,7 +355,7 @@ def test_what_is_put_is_what_is_got(seed):
     assert stored > 10 and refused > 3
 
 
-# Columns that are stored, and how. A refusal is never the answer to these.
+# Columns that are stored, and how. These are never refused.
 KEPT: dict[str, list[Any]] = {
     "int and float": [1, 2.5, None, (1 << 53) + 1],
     "large integers": [1, (1 << 64) - 1],

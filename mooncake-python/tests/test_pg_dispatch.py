@@ -49,7 +49,7 @@ def assert_as_gloo(world: World, check: Callable[[Any], Any], wanted: Any = None
 
 
 def unwaited(group: Any) -> Any:
-    """Returns a functional result that nobody has waited for: 2 in each of 3 elements."""
+    """Returns a functional result without a wait: 2 in each of 3 elements."""
     import torch.distributed._functional_collectives as functional
 
     return functional.all_reduce(torch.ones(3), "sum", group)
@@ -147,7 +147,7 @@ def use_fake_tensors(group: Any) -> list[Any]:
         dist.reduce_scatter_tensor(tensor, output, group=group)
         dist.barrier(group=group)
         if dist.get_rank() == 0:
-            # Nobody receives it.
+            # No rank receives the tensor.
             dist.send(tensor, 1, group=group)
         return [type(one).__name__ for one in (tensor, output)] + [tuple(tensor.shape), tuple(output.shape)]
 

@@ -241,7 +241,7 @@ def test_shards_of_every_number_are_right_or_refused(store, buffer_of, key, writ
             (got,) = store.batch_get_tensor_with_tp([one], 0, writers)
             assert torch.equal(got, parts[0])
             assert torch.equal(store.get_tensor_with_tp_into(one, *buffer_of, 0, 1, dim), whole)
-        # The given tensors are the shards. Those of uneven length are refused, however they are cut.
+        # The given tensors are the shards. Those of uneven length are refused, whatever the cut.
         cuts = {"even": parts, "chunk": whole.chunk(writers, dim), "split": whole.tensor_split(writers, dim)}
         for kind, shards in cuts.items():
             if shards is None or len(shards) != writers:

@@ -451,9 +451,20 @@ def test_quantized_tensors(make_store, key):
     assert a.put_tensor(key + "-part", part) == 0
 
 
-@pytest.mark.parametrize("parameters", [b"", b"{}", b"7", b"x", b'{"scheme":"per_tensor_affine","scale":"x","zero_point":0}',
-    b'{"scheme":"per_channel_affine","axis":0,"scales":[1],"zero_points":[0]}', b"[" * 5000, b'{"scheme":"other"}',
-    b'{"scheme":"per_channel_affine","axis":5,"scales":[1,1],"zero_points":[0,0]}'], ids=range(9))  # fmt: skip
+INVALID_SCALES = [
+    b"",
+    b"{}",
+    b"7",
+    b"x",
+    b'{"scheme":"per_tensor_affine","scale":"x","zero_point":0}',
+    b'{"scheme":"per_channel_affine","axis":0,"scales":[1],"zero_points":[0]}',
+    b"[" * 5000,
+    b'{"scheme":"other"}',
+    b'{"scheme":"per_channel_affine","axis":5,"scales":[1,1],"zero_points":[0,0]}',
+]
+
+
+@pytest.mark.parametrize("parameters", INVALID_SCALES, ids=range(9))
 def test_invalid_scales_are_no_tensor(store, key, parameters):
     code = next(code for code in QUANTIZED if ALL_TYPES[code][0] == "quint8")
     header = Header(code, (2, 3), (2, 3), data_offset=304 + len(parameters), parameters=parameters)

@@ -184,5 +184,5 @@ class ArrayCalls(_mooncake.Store):
 
 
 def _buffers(values: Any) -> Any:
-    """Returns the buffers of a list of values. What is no list is returned as it is."""
+    """Returns the buffers of a list of values, and any other value as it is."""
     return [*map(as_buffer, values)] if isinstance(values, list | tuple) else values

@@ -62,7 +62,7 @@ def _check_keys(value: Any, name: str) -> None:
     if isinstance(value, Mapping):
         for key, below in value.items():
             if not isinstance(key, str):
-                raise TypeError(f"structured metadata must be JSON-serializable: a key of {name} is no text. key={key!r}")
+                raise TypeError(f"structured metadata must be JSON-serializable: a key of {name} is not a text. key={key!r}")
             _check_keys(below, f"{name}[{key!r}]")
     elif isinstance(value, list | tuple):
         for below in value:

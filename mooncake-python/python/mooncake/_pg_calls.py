@@ -96,9 +96,9 @@ def _alike(tensors: Sequence[Any], like: Any, same_length: bool = True) -> None:
 
 
 def _count_pieces(whole: int, piece: int, capacity: int) -> int:
-    """Returns the number of pieces in a tensor that has one per slot, by their lengths in bytes. The
-    tensor may lack those of the last slots, for ranks that have failed, and have more, for ranks
-    that may join.
+    """Returns the number of pieces in a tensor that has one per slot, by their lengths in bytes.
+    The tensor may lack those of the last slots, for ranks that have failed, and have more, for
+    ranks that may join.
     """
     if whole > piece * capacity or (piece and whole % piece):
         raise RuntimeError(
@@ -148,7 +148,7 @@ class GroupCalls:
         is_p2p: bool = False,
         pieces: int | None = None,
     ) -> MooncakeWork:
-        """Returns the work of these operations, whose input has `pieces` for the first slots only."""
+        """Returns the work of these operations; the input has `pieces` for the first slots only."""
         check = None if pieces is None else partial(self._missing_pieces, operations, pieces, self._extent())
         return MooncakeWork(operations, results, staging, self._capacity, self._mirror.copies, is_p2p, check)
 

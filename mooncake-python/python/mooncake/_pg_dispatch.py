@@ -58,8 +58,8 @@ _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 
 
 def _is_recorded() -> bool:
-    """Returns whether the environment asks torch to record or check each operation of a group. Torch
-    does both in its operators.
+    """Returns whether the environment asks torch to record or check each operation of a group.
+    Torch does both in its operators.
     """
     recorders = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_DIST_NAN_CHECK")
     return any(os.environ.get(name, "0") not in ("", "0") for name in recorders)
@@ -96,8 +96,8 @@ def _are_plain(given: Iterable[Any]) -> bool:
 
 
 def check_tensors(given: Iterable[Any]) -> None:
-    """Raises `RuntimeError` if a plain tensor in these arguments, or in their lists, has no elements
-    that a group can move.
+    """Raises `RuntimeError` if a plain tensor in these arguments, or in their lists, has no
+    elements that a group can move.
     """
     for one in given:
         if isinstance(one, list | tuple):

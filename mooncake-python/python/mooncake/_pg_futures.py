@@ -30,7 +30,7 @@ class ResolvingThreads:
         self._lock = threading.Lock()
         self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._threads: set[threading.Thread] = set()
-        # Threads that wait for a task that nobody has queued yet.
+        # Idle threads.
         self._idle = 0
         self._is_over = False
 
@@ -94,13 +94,17 @@ atexit.register(RESOLVING_THREADS.stop)
 # A future that Python makes has a Python object. Code in C++ may want a list of tensors, which only
 # TorchScript puts into a future.
 _LIST_FUTURE = """
-def wait_for_results(done: Future[Tensor], has_failed: Tensor, results: List[Tensor]) -> List[Tensor]:
+def wait_for_results(
+    done: Future[Tensor], has_failed: Tensor, results: List[Tensor]
+) -> List[Tensor]:
     torch.jit.wait(done)
     if bool(has_failed.item()):
         raise RuntimeError("cannot finish operation: it has failed on this rank or on another one")
     return results
 
-def list_future(done: Future[Tensor], has_failed: Tensor, results: List[Tensor]) -> Future[List[Tensor]]:
+def list_future(
+    done: Future[Tensor], has_failed: Tensor, results: List[Tensor]
+) -> Future[List[Tensor]]:
     return torch.jit.fork(wait_for_results, done, has_failed, results)
 """
 
@@ -111,7 +115,7 @@ def _compiled() -> Any:
 
 
 def list_future(done: Any, has_failed: Any, results: list[Any]) -> Any:
-    """Returns a future of a list of tensors in C++, which is resolved after `done`. Its callbacks run
-    on the threads of TorchScript, so that they must not wait.
+    """Returns a future of a list of tensors in C++, which is resolved after `done`. Its callbacks
+    run on the threads of TorchScript, so that they must not wait.
     """
     return _compiled().list_future(done, has_failed, results)

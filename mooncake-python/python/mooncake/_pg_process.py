@@ -123,7 +123,7 @@ def _connect(context: _mooncake.GroupContext, store: Any) -> None:
     """Connects this process to the coordinator, whose address rank 0 puts into the store.
 
     A program that starts again, as with `torchrun --max-restarts`, finds the address of the run
-    before, until rank 0 has put its own. So an address that nobody listens at is read again.
+    before, until rank 0 has put its own. So an address without a listener is read again.
     """
     store.wait([KEY])
     end = time.monotonic() + min(_MEET_WITHIN, store.timeout.total_seconds())

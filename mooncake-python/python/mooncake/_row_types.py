@@ -167,7 +167,7 @@ def _difference(value: Any, back: Any) -> Any:
     kind = type(value)
     if is_none(value):
         if value is not back:
-            raise InexactError("None has no place among these values")
+            raise InexactError("None is not allowed among these values")
         return None
     if is_tensor(kind) or is_picture(kind):
         return None

@@ -335,7 +335,8 @@ def _contradicts(writes: list[_Write], own: Manifest | None, stored: Manifest) -
     """
     if own is None or own == stored:
         return False
-    # The key of a shard along one axis has the rank only. Other keys have all numbers of the layout.
+    # The key of a shard along one axis has the rank only. Other keys have all numbers of the
+    # layout.
     base = manifest_base(writes[-1].key)
     has_rank_only = writes[0].key.startswith(f"{base}_tp_")
     alike = (own.split_dim, own.shards) == (stored.split_dim, stored.shards)

@@ -248,7 +248,7 @@ class TensorPlans(_mooncake.Store):
             stored = [of_rank(rank) for rank in some]
             for rank, (shard, of), found in zip(some, stored, self._objects([key for key, _ in stored])):
                 if found is None:
-                    return self._unreadable(shard, "a shard is missing, or is no tensor")
+                    return self._unreadable(shard, "a shard is missing, or is not a tensor")
                 located, header = found
                 # Shards of another layout may have the same keys.
                 if (header.dtype, header.global_shape) != (manifest.dtype, shape) or not is_shard(header, of):

@@ -100,7 +100,7 @@ class TensorCalls(ArrayCalls, TensorPlans):
         self, entries: Sequence[list[_Write] | int], config: ReplicateConfig | None
     ) -> Sequence[list[_Write] | int]:
         """Refuses shards that contradict the manifest of their tensor, such as those of uneven
-        length, which nobody could read together.
+        length, which no reader could join.
 
         The manifest is stored before the shards, and the first one counts. So of two programs that
         contradict each other, one is refused.
@@ -697,12 +697,13 @@ class TensorCalls(ArrayCalls, TensorPlans):
 
     def _read_plans_into(self, plans: list[Plan | None], buffer_ptrs: list[int], sizes: list[int]) -> list[Any]:
         results: list[Any] = [None] * len(plans)
-        of = [
-            i for i, plan in enumerate(plans) if plan is not None and plan.header.packed_bytes <= sizes[i]
+        ready = [
+            (i, plan)
+            for i, plan in enumerate(plans)
+            if plan is not None and plan.header.packed_bytes <= sizes[i]
         ]
-        jobs = [_job(buffer_ptrs[i] + plans[i].header.head_bytes, plans[i]) for i in of]  # type: ignore[arg-type, union-attr]
-        for i, code in zip(of, self._read_strips(jobs) if jobs else []):
-            plan = plans[i]
+        jobs = [_job(buffer_ptrs[i] + plan.header.head_bytes, plan) for i, plan in ready]
+        for (i, plan), code in zip(ready, self._read_strips(jobs) if jobs else []):
             # The header is written last, so that the memory contains a valid tensor only if all of
             # it is there.
             if code == 0 and plan is not None and self._poke(buffer_ptrs[i], plan.header.pack()):
