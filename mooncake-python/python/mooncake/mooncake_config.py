@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from mooncake._sizes import parse_size
 
 logger = logging.getLogger(__name__)
 
@@ -22,14 +23,13 @@ _PROTOCOLS = (
 )  # fmt: skip
 _REQUIRED = ("local_hostname", "metadata_server", "master_server_address")
 _SIZES = ("global_segment_size", "local_buffer_size")
-_UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-_SIZE = re.compile(r"(.*?)\s*(?:([kmgt])b?|b)?", re.IGNORECASE | re.DOTALL)
 _TRUE = ("true", "1", "yes", "on", "enable")
 _FALSE = ("false", "0", "no", "off", "disable", "")
 
 
 def _parse_segment_size(value: Any) -> int:
-    """Returns a size in bytes: a number, or a text such as `1.5GB`. Units are powers of 1024.
+    """Returns a size in bytes: a number, or a text such as `1.5GB` or `16 MiB`. Units are powers
+    of 1024.
 
     Raises `ValueError` for another value. A size may be negative.
     """
@@ -38,9 +38,9 @@ def _parse_segment_size(value: Any) -> int:
     try:
         if isinstance(value, float):
             return int(value)
-        if isinstance(value, str) and (match := _SIZE.fullmatch(value.strip())) is not None:
-            number, unit = match[1], _UNITS[(match[2] or "").lower()]
-            return int(number) * unit if number.lstrip("+-").isdecimal() else int(float(number) * unit)
+        if isinstance(value, str):
+            text = value.strip()
+            return -parse_size(text[1:]) if text.startswith("-") else parse_size(text)
     except (ValueError, OverflowError):
         pass
     raise ValueError(f"invalid size: {value!r}; expected a number of bytes, or a text such as 64MB or 1.5g")

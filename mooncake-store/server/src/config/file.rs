@@ -23,7 +23,8 @@ impl Settings {
         let refuse =
             |why: &dyn fmt::Display| Error::invalid(format!("--config_path={}: {why}", path.display()));
         let text = read(path).map_err(|error| refuse(&error))?;
-        let Entries(entries) = match path.extension().and_then(|extension| extension.to_str()) {
+        let extension = path.extension().and_then(|extension| extension.to_str());
+        let Entries(entries) = match extension.map(str::to_ascii_lowercase).as_deref() {
             Some("yaml" | "yml") if text.trim().is_empty() => Entries(Vec::new()),
             Some("yaml" | "yml") => yaml_serde::from_str(&text).map_err(|error| refuse(&error))?,
             Some("json") => serde_json::from_str(&text).map_err(|error| refuse(&error))?,
@@ -33,15 +34,15 @@ impl Settings {
         let path = Arc::new(PathBuf::from(path));
         for (key, value) in entries {
             let value = match value {
-                Value::String(text) => text,
-                Value::Number(number) => number.to_string(),
-                Value::Bool(on) => on.to_string(),
-                Value::Null => return Err(refuse(&format!("{key} has no value"))),
+                Value::String(text) => Some(text),
+                Value::Number(number) => Some(number.to_string()),
+                Value::Bool(on) => Some(on.to_string()),
+                Value::Null => None,
                 Value::Array(_) | Value::Object(_) => {
                     return Err(refuse(&format!("{key} must be a text, a number, true or false")));
                 }
             };
-            self.file(&path, &key, &value)?;
+            self.file(&path, &key, value.as_deref())?;
         }
         Ok(())
     }
@@ -121,6 +122,9 @@ mod tests {
             assert_eq!(yaml, other);
         }
         assert_eq!(config("m.yaml", "# nothing\n\n"), MasterConfig::default());
+        // Editors write byte order marks, and templates leave values out.
+        assert_eq!(config("m.YAML", "\u{feff}rpc_port: 7\nroot_fs_dir:\n").rpc_port, 7);
+        assert_eq!(config("m.Json", "\u{feff}{\"rpc_port\": 7, \"root_fs_dir\": null}").rpc_port, 7);
         assert_eq!(config("m.yaml", "client_live_ttl_sec: 60\n").options.client_ttl.as_secs(), 60);
     }
 
@@ -149,7 +153,7 @@ mod tests {
             ("m.yaml", "config_path: x.yaml", "unknown key"),
             ("m.yaml", "rpc_port: seven", "m.yaml: rpc_port: seven"),
             ("m.yaml", "rpc_port: [7]", "rpc_port must be a text"),
-            ("m.yaml", "rpc_port:", "rpc_port has no value"),
+            ("m.yaml", "rpc_prot:", "unknown key \"rpc_prot\" in"),
             ("m.yaml", "rpc_port: 7\nrpc_port: 8", "rpc_port"),
             ("m.yaml", "- rpc_port", "flat map"),
             ("m.yaml", "a: &a [*a]", "m.yaml"),

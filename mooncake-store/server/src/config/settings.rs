@@ -84,14 +84,15 @@ impl Settings {
         Ok(())
     }
 
-    /// Sets a value from a configuration file.
+    /// Sets a value from a configuration file. A key without a value sets nothing.
     ///
     /// # Errors
     /// `INVALID_PARAMS` with the nearest known key if the key is unknown.
-    pub fn file(&mut self, path: &Arc<PathBuf>, key: &str, value: &str) -> Result<()> {
-        match flag_by_name(key).filter(|flag| flag.name != "config_path") {
-            Some(flag) => self.set(flag, key, value, Origin::File(path.clone())),
-            None => {
+    pub fn file(&mut self, path: &Arc<PathBuf>, key: &str, value: Option<&str>) -> Result<()> {
+        match (flag_by_name(key).filter(|flag| flag.name != "config_path"), value) {
+            (Some(flag), Some(value)) => self.set(flag, key, value, Origin::File(path.clone())),
+            (Some(_), None) => {}
+            (None, _) => {
                 let what = format!("key {key:?} in {}", path.display());
                 return Err(unknown(&what, key, "", "mooncake_master --help lists all"));
             }
