@@ -320,13 +320,22 @@ def test_checks_of_settings(caplog, environment):
     ):
         with pytest.raises(ValueError, match=words):
             MooncakeConfig(*(change.get(at, value) for at, value in enumerate(CONFIG)))
-    environment.setenv("MOONCAKE_CONFIG_PATH", "")
-    with pytest.raises(FileNotFoundError):
-        MooncakeConfig.load_from_env()
-    environment.delenv("MOONCAKE_CONFIG_PATH")
     environment.setenv("MOONCAKE_MASTER", "")
     with pytest.raises(ValueError, match="MOONCAKE_CONFIG_PATH.*MOONCAKE_MASTER"):
         MooncakeConfig.load_from_env()
+
+
+def test_empty_variables_are_absent(environment):
+    environment.setenv("MOONCAKE_MASTER", "127.0.0.1:50051")
+    plain = MooncakeConfig.load_from_env()
+    names = (
+        "CONFIG_PATH", "LOCAL_HOSTNAME", "TE_META_DATA_SERVER", "GLOBAL_SEGMENT_SIZE", "LOCAL_BUFFER_SIZE", "PROTOCOL",
+        "DEVICE", "OFFLOAD_ENABLED", "OFFLOAD_FILE_STORAGE_PATH", "TENANT_ID", "ENABLE_CLIENT_HTTP_SERVER",
+        "CLIENT_HTTP_PORT",
+    )  # fmt: skip
+    for name in names:
+        environment.setenv(f"MOONCAKE_{name}", "")
+        assert MooncakeConfig.load_from_env() == plain, name
 
 
 # The metadata server.

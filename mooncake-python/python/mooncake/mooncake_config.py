@@ -125,11 +125,10 @@ class MooncakeConfig:
     @staticmethod
     def load_from_env() -> MooncakeConfig:
         """Reads settings from the file that `MOONCAKE_CONFIG_PATH` names, else from the variables
-        `MOONCAKE_*`.
+        `MOONCAKE_*`. An empty variable, as manifests have them, counts as absent.
         """
         path = os.environ.get("MOONCAKE_CONFIG_PATH")
-        if path is not None:
-            # Even if it is empty, as in Mooncake C++.
+        if path:
             return MooncakeConfig.from_file(path)
         if not os.environ.get("MOONCAKE_MASTER"):
             raise ValueError(
@@ -151,7 +150,7 @@ class MooncakeConfig:
             "client_http_port": "MOONCAKE_CLIENT_HTTP_PORT",
         }
         fields: dict[str, Any] = {"local_hostname": "localhost", "metadata_server": "P2PHANDSHAKE"}
-        fields.update({name: os.environ[variable] for name, variable in variables.items() if variable in os.environ})
+        fields.update({name: value for name, variable in variables.items() if (value := os.environ.get(variable))})
         return MooncakeConfig._of(fields)
 
     def as_setup(self) -> dict[str, Any]:
