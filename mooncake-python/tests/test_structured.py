@@ -135,7 +135,7 @@ def test_unsupported_members():
     with pytest.raises(ValueError):
         transfer.put_structured_object(StructuredObjectPayload({"__mooncake_structured_fields__": 1}, {"m": b"x"}))
     for metadata in ({"a": {1: "x"}}, {"a": [{None: 1}]}, {True: 1}, {0.5: 1}):
-        with pytest.raises(TypeError, match="is no text"):
+        with pytest.raises(TypeError, match="is not a text"):
             transfer.put_structured_object(StructuredObjectPayload(metadata, {"m": b"x"}))
     for prefix in ("", "//", "a\nb"):
         with pytest.raises(ValueError):
