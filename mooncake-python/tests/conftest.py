@@ -24,6 +24,19 @@ from mooncake.store import MooncakeDistributedStore
 MIB = 1 << 20
 
 
+def effort(usual: int, full: int) -> int:
+    """Returns `full` with `MOONCAKE_TEST_EFFORT=full`, otherwise `usual`: a number of rounds."""
+    return full if os.environ.get("MOONCAKE_TEST_EFFORT") == "full" else usual
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skips tests with the mark `nightly`, unless all effort is asked for."""
+    if not effort(0, 1):
+        for item in items:
+            if item.get_closest_marker("nightly"):
+                item.add_marker(pytest.mark.skip(reason="cargo xtask nightly runs it"))
+
+
 def free_port() -> int:
     """Returns a free port below those that the system assigns to outgoing connections."""
     while True:

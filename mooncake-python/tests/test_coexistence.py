@@ -154,6 +154,7 @@ def test_this_package_then_mooncake_cpp(environment):
     mend(environment)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("order", [("theirs", "ours"), ("ours", "theirs")])
 def test_mooncake_cpp_is_removed(environment, order):
     for which in order:
@@ -165,6 +166,7 @@ def test_mooncake_cpp_is_removed(environment, order):
     environment.works()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("order", [("theirs", "ours"), ("ours", "theirs")])
 def test_this_package_is_removed(environment, order):
     for which in order:

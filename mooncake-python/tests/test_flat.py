@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
+from conftest import effort
+
 from mooncake.buffer_pool import BufferPool
 from mooncake.engine import TransferEngine
 from mooncake.store import MooncakeDistributedStore
@@ -59,7 +61,7 @@ def test_calls(store, key):
         with pool.buffer(1000) as lease:
             assert store.get_into("missing", lease.ptr, 1000) == -704
 
-    memory_grown, descriptors_grown, threads_grown = grown(work, 1500, 500)
+    memory_grown, descriptors_grown, threads_grown = grown(work, effort(400, 1500), effort(200, 500))
     assert memory_grown < 6 << 20 and descriptors_grown <= 4 and threads_grown <= 2
     pool.close()
     assert store.unregister_buffer(memory.ctypes.data) == 0

@@ -405,6 +405,7 @@ def compare_with_gloo(log: list[Step]) -> None:
             assert losses == pytest.approx([step.loss for step in log], rel=1e-4)
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not has_fsdp2(), reason="FSDP2 of this torch is for GPUs only")
 def test_fsdp2_goes_on_without_a_killed_rank_and_with_its_replacement() -> None:
     victim, death, delay = random.randrange(1, SIZE), random.randrange(2, 60), random.uniform(0, 0.05)
@@ -421,6 +422,7 @@ def test_fsdp2_goes_on_without_a_killed_rank_and_with_its_replacement() -> None:
     check_fsdp(results, victim, death)
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not has_fsdp2(), reason="FSDP2 of this torch is for GPUs only")
 def test_fsdp2_repeats_a_step_that_fails_on_one_rank() -> None:
     """The rank leaves the group of the model, and stays in all others."""

@@ -41,6 +41,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_job_goes_on_after_a_killed_rank(tmp_path: Path, victim: int) -> None:
     program = tmp_path / "program.py"

@@ -146,7 +146,10 @@ def test_training_with_a_secret():
         assert (code, text.splitlines()[-1]) == (0, "trained")
 
 
-@pytest.mark.parametrize("secrets", [("a", "b"), ("a", None), (None, "a")])
+@pytest.mark.parametrize(
+    "secrets",
+    [("a", "b"), pytest.param(("a", None), marks=pytest.mark.nightly), pytest.param((None, "a"), marks=pytest.mark.nightly)],
+)
 def test_init_process_group_names_the_secret(secrets):
     pytest.importorskip("torch", reason="process groups need torch")
     code, text = torchrun(secrets)[1]

@@ -181,6 +181,7 @@ def decode(flavour: str, name: str, port: int, seconds: float, outcome) -> None:
     outcome.put((name, good, wrong, refused))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("flavour", ["p2p", "pd"])
 def test_blocks_arrive_while_others_come_and_go(own_master, flavour):
     master, port = own_master("--default_kv_lease_ttl=1000", "--client_ttl=3"), free_port()

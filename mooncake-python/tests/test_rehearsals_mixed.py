@@ -14,6 +14,7 @@ import struct
 import time
 
 import numpy as np
+import pytest
 
 from mooncake.store import MooncakeDistributedStore, MooncakeHostMemAllocator, ReplicateConfig
 from mooncake.structured_object_store import MooncakeBundleTransfer, StructuredObjectPayload
@@ -217,6 +218,7 @@ def work(worker, master: str, seconds: float, outcome) -> None:
     outcome.put((worker.__name__, count.wrong, count.read, count.written))
 
 
+@pytest.mark.nightly
 def test_all_kinds_while_the_master_restarts(own_master):
     master = own_master("--default_kv_lease_ttl=2000", "--client_ttl=3")
     spawn = multiprocessing.get_context("spawn")

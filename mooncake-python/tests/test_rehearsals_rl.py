@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 
 import numpy as np
+import pytest
 
 from mooncake.engine import TransferEngine
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig
@@ -164,6 +165,7 @@ class Trainer:
         self.engine._close()
 
 
+@pytest.mark.nightly
 def test_batches_and_weights_while_the_master_restarts(own_master):
     master = own_master("--default_kv_lease_ttl=5000")
     spawn = multiprocessing.get_context("spawn")

@@ -107,8 +107,10 @@ fn one(name: &'static str, task: &[&str], seed: &str) -> Result<Outcome> {
         .env("CARGO_MANIFEST_DIR", &manifest)
         .env("MOONCAKE_TEST_SEED", seed)
         .env("PROPTEST_RNG_SEED", seed)
+        .env("PROPTEST_CASES", "256")
         .env("TEST_SEED", seed)
         .env(NO_REPEATS, "1")
+        .env("MOONCAKE_TEST_EFFORT", "full")
         .start(output.into(), errors.into())
         .map_err(fault)?;
     let status = child.wait().map_err(fault)?;

@@ -37,7 +37,8 @@ pub(crate) fn soak(options: &[&str]) -> Result {
 /// Tests of the installed package, with the interpreter that [`install`] returned.
 fn tests(python: &str) -> Run {
     // Tests mostly wait, for leases and for processes; tests of one file share masters.
-    command(python, &["-m", "pytest", "-q", "-n", "3", "--dist", "loadfile"]).dir("mooncake-python")
+    command(python, &["-m", "pytest", "-q", "-n", "3", "--dist", "loadfile", "--durations", "20"])
+        .dir("mooncake-python")
 }
 
 /// Returns the tests of the package that the task `python-package` has installed. Without a Python,

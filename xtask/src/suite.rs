@@ -24,6 +24,8 @@ const CI: &str = "MOONCAKE_CI";
 pub(crate) const NO_REPEATS: &str = "MOONCAKE_TEST_ONCE";
 /// Seed of property tests, unless the environment names one.
 const PROPERTY_SEED: (&str, &str) = ("PROPTEST_RNG_SEED", "20261129");
+/// Cases of each property test, unless the environment names a number.
+const PROPERTY_CASES: (&str, &str) = ("PROPTEST_CASES", "64");
 /// Interval between two looks at the programs that run.
 const POLL: Duration = Duration::from_millis(50);
 /// Interval between two reports of the programs that run.
@@ -213,9 +215,10 @@ impl Job {
         std::fs::create_dir_all(state_folder()).map_err(fault)?;
         let output = File::create(self.log()).map_err(fault)?;
         let errors = output.try_clone().map_err(fault)?;
-        let (variable, seed) = PROPERTY_SEED;
-        let run = (self.start)(tests);
-        let run = if is_set(variable) { run } else { run.env(variable, seed) };
+        let run = [PROPERTY_SEED, PROPERTY_CASES]
+            .into_iter()
+            .filter(|(variable, _)| !is_set(variable))
+            .fold((self.start)(tests), |run, (variable, value)| run.env(variable, value));
         run.start(Stdio::from(output), Stdio::from(errors)).map_err(fault)
     }
 

@@ -3,6 +3,7 @@
 pub mod alloc;
 #[allow(unsafe_code)]
 pub mod device;
+mod effort;
 pub mod evict;
 #[allow(unsafe_code)]
 mod forked;
@@ -14,6 +15,7 @@ mod seed;
 pub mod simulate;
 pub mod workloads;
 
+pub use effort::effort;
 pub use forked::{ForkedChild, fork_child};
 pub use ports::free_port;
 pub use seed::test_seed;

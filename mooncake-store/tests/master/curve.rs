@@ -1,6 +1,7 @@
 //! The curve of hits by memory beside replays through masters of each size.
 
 use mooncake_core::evict::PolicyKind;
+use mooncake_core::testkit::effort;
 use mooncake_core::testkit::workloads::{self, Requests};
 use mooncake_store::master::CurveReport;
 
@@ -39,23 +40,21 @@ fn check(name: &str, policy: PolicyKind, requests: &Requests, blocks: u64) {
     }
 }
 
-const USES: usize = 30_000;
-
 #[test]
 fn popular_keys() {
-    check("Zipf 1.0", PolicyKind::Gittins, &workloads::zipf(1.0, 20_000, USES, 3), 1000);
+    check("Zipf 1.0", PolicyKind::Gittins, &workloads::zipf(1.0, 20_000, effort(10_000, 30_000), 3), 1000);
 }
 
 #[test]
 fn shared_documents() {
-    let requests = workloads::documents(0.9, 5000, USES, 6);
+    let requests = workloads::documents(0.9, 5000, effort(10_000, 30_000), 6);
     check("documents", PolicyKind::Gittins, &requests, 1000);
     check("documents", PolicyKind::Lru, &requests, 1000);
 }
 
 #[test]
 fn conversations() {
-    check("conversations", PolicyKind::Tenure, &workloads::conversations(3000, 7), 1000);
+    check("conversations", PolicyKind::Tenure, &workloads::conversations(effort(1000, 3000), 7), 1000);
 }
 
 /// The hit rates are those of the last hour.

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use mooncake_core::evict::PolicyKind;
 use mooncake_core::replica::{ReplicaType, ReplicateConfig};
+use mooncake_core::testkit::effort;
 use mooncake_core::testkit::workloads::{self, Requests};
 use mooncake_store::master::MasterOptions;
 use mooncake_store::protocol::call::Handle;
@@ -98,7 +99,7 @@ pub(crate) const PAUSE: Duration = Duration::from_millis(294);
 
 #[test]
 fn documents_are_found_more_often_than_with_lru() {
-    let requests = workloads::documents(0.9, 5000, 60_000, 6);
+    let requests = workloads::documents(0.9, 5000, effort(30_000, 60_000), 6);
     let lru = replay(PolicyKind::Lru, 2000, &requests, PAUSE);
     let (gittins, orphans) = replay(PolicyKind::Gittins, 2000, &requests, PAUSE);
     assert!(gittins > lru.0 + 0.05, "{gittins} with gittins, {} with lru", lru.0);
@@ -107,7 +108,7 @@ fn documents_are_found_more_often_than_with_lru() {
 
 #[test]
 fn loops_are_found() {
-    let requests = workloads::chain_loop(250, 16, 60_000);
+    let requests = workloads::chain_loop(250, 16, effort(30_000, 60_000));
     let lru = replay(PolicyKind::Lru, 2000, &requests, PAUSE).0;
     let gittins = replay(PolicyKind::Gittins, 2000, &requests, PAUSE).0;
     assert!(lru < 0.01 && gittins > 0.3, "{gittins} with gittins, {lru} with lru");
@@ -115,8 +116,8 @@ fn loops_are_found() {
 
 #[test]
 fn conversations_by_chance_lose_little() {
-    let requests = workloads::conversations(4000, 7);
-    for blocks in [1000, 4000] {
+    let requests = workloads::conversations(effort(1500, 4000), 7);
+    for blocks in [1000, 4000].into_iter().take(effort(1, 2)) {
         let lru = replay(PolicyKind::Lru, blocks, &requests, PAUSE).0;
         let (gittins, orphans) = replay(PolicyKind::Gittins, blocks, &requests, PAUSE);
         assert!(gittins > lru * 0.99, "{blocks}: {gittins} with gittins, {lru} with lru");

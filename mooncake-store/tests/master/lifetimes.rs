@@ -11,7 +11,7 @@ use mooncake_core::evict::PolicyKind;
 use mooncake_core::hints::PutHints;
 use mooncake_core::ids::ReplicaId;
 use mooncake_core::replica::{Replica, ReplicateConfig, Segment};
-use mooncake_core::testkit::test_seed;
+use mooncake_core::testkit::{effort, test_seed};
 use mooncake_store::api::{DEFAULT_TENANT, WriteMode};
 use mooncake_store::master::{DiskOptions, Master, MasterOptions, MissCause, Snapshot};
 use mooncake_store::protocol::message::{Handle, LocateAgain, LocatePrefix};
@@ -453,7 +453,7 @@ fn a_model_agrees() {
     let seed = test_seed();
     let mut rng = Rng::seeded(seed);
     let mut seen: HashMap<&str, usize> = HashMap::new();
-    for round in 0..20 {
+    for round in 0..effort(5, 20) {
         let rig = Rig::without_watermark();
         (1..=3).for_each(|number| drop(rig.mount(number, 4 * MIB)));
         let mut model = Model::default();

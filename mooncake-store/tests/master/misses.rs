@@ -7,7 +7,7 @@ use mooncake_core::error::ErrorCode;
 use mooncake_core::evict::PolicyKind;
 use mooncake_core::hints::PutHints;
 use mooncake_core::replica::{ReplicaType, ReplicateConfig, SoftPin};
-use mooncake_core::testkit::test_seed;
+use mooncake_core::testkit::{effort, test_seed};
 use mooncake_store::api::WriteMode;
 use mooncake_store::master::{MasterOptions, MissCause, MissCounts, Put, TenantQuota, Writer};
 use mooncake_store::protocol::call::Handle;
@@ -277,7 +277,7 @@ fn counts(master: MissCounts) -> BTreeMap<MissCause, u64> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: effort(60, 300), ..ProptestConfig::default() })]
     #[test]
     fn causes_add_up_to_all_misses(
         steps in steps(),

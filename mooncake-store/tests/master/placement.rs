@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::common::rig::{KIB, Rig, client, endpoint, segment};
 use mooncake_core::error::ErrorCode;
 use mooncake_core::replica::ReplicateConfig;
+use mooncake_core::testkit::effort;
 use mooncake_store::master::{MasterOptions, Placement};
 use proptest::prelude::*;
 
@@ -87,7 +88,7 @@ fn free_to_choose() -> impl Strategy<Value = Placement> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(300))]
+    #![proptest_config(ProptestConfig::with_cases(effort(60, 300)))]
 
     /// Replicas take as many segments, and as many hosts, as have free space.
     #[test]

@@ -6,6 +6,7 @@ use crate::common::rig::{KIB, MIB, Rig, client, endpoint, segment};
 use mooncake_core::clock::Rng;
 use mooncake_core::error::ErrorCode::{self, *};
 use mooncake_core::replica::{Replica, ReplicaType, ReplicateConfig};
+use mooncake_core::testkit::effort;
 use mooncake_store::api::WriteMode;
 use mooncake_store::master::{Master, MasterOptions, Put, TenantQuota, Writer};
 use mooncake_store::protocol::wire::TaskKind::{self, Copy, Move};
@@ -266,7 +267,7 @@ fn take(rig: &Rig, tenant: &Tenant<'_>, step: &Step) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(300))]
+    #![proptest_config(ProptestConfig::with_cases(effort(60, 300)))]
 
     /// After any operations in any order, a tenant is charged exactly for its objects.
     #[test]

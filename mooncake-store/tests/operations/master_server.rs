@@ -9,6 +9,7 @@ use crate::common::rig::{MIB, client, segment};
 use mooncake_core::clock::ManualClock;
 use mooncake_core::meta::Expect;
 use mooncake_core::replica::{ReplicaType, ReplicateConfig, Segment};
+use mooncake_core::testkit::effort;
 use mooncake_core::{ErrorCode, ErrorKind};
 use mooncake_store::api::{Caller, DEFAULT_TENANT, EndItem, PutItem, WriteMode};
 use mooncake_store::config::MasterConfig;
@@ -366,7 +367,7 @@ fn any_key_and_value_in_the_metadata() {
         "[ -~]{0,40}",
         "[0-9]{1,6}".prop_map(|port| format!("{{\"ip_or_host_name\":\"127.0.0.1\",\"rpc_port\":{port}}}")),
     ];
-    let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig::with_cases(300));
+    let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig::with_cases(effort(60, 300)));
     runner
         .run(&(key, value), |(key, value)| {
             let path = format!("/metadata?key={key}");

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use mooncake_core::clock::{Clock, SystemClock};
+use mooncake_core::testkit::effort;
 
 use super::*;
 
@@ -52,7 +53,7 @@ fn results_do_not_depend_on_who_carries_them_out() {
         on_threads(&ranks, |rank| {
             let mut common = Rng::seeded(seed);
             let mut own = Rng::seeded(seed ^ (rank.slot as u64 + 1));
-            for round in 0..60i32 {
+            for round in 0..effort(12, 60i32) {
                 let kind = common.next_u64() % 4;
                 let sizes = [1usize, 20, 3000, 20_000, 300_000];
                 let len = sizes[(common.next_u64() % 5) as usize];

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use mooncake_core::clock::{Clock, SystemClock};
+use mooncake_core::testkit::effort;
 
 use super::*;
 use crate::link::Recipient;
@@ -149,7 +150,7 @@ fn end_at_random(rng: &mut Rng, count: usize, victims: &[usize]) {
 #[test]
 fn survivors_of_a_random_end_have_one_result() {
     let mut rng = rng();
-    for round in 0..10 {
+    for round in 0..effort(3, 10) {
         let count = 3 + round % 3;
         let victim = rng.below(count as u64) as usize;
         end_at_random(&mut rng, count, &[victim]);
@@ -159,7 +160,7 @@ fn survivors_of_a_random_end_have_one_result() {
 #[test]
 fn survivors_of_two_random_ends_have_one_result() {
     let mut rng = rng();
-    for _ in 0..5 {
+    for _ in 0..effort(1, 5) {
         let first = rng.below(5) as usize;
         let second = (first + 1 + rng.below(4) as usize) % 5;
         end_at_random(&mut rng, 5, &[first, second]);

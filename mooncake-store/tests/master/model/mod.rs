@@ -19,7 +19,7 @@ mod nodes;
 mod world;
 
 use mooncake_core::clock::Rng;
-use mooncake_core::testkit::test_seed;
+use mooncake_core::testkit::{effort, test_seed};
 use mooncake_store::master::Bug;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestError, TestRng, TestRunner};
@@ -417,14 +417,15 @@ fn named_seed() -> Option<u64> {
 
 #[test]
 fn every_interleaving_keeps_the_contract() {
-    run_seeds(SEEDS, Focus::None);
+    run_seeds(effort(SEEDS.0, SEEDS.1), Focus::None);
 }
 
 /// Owners come late, after removals of all kinds, replacements, snapshots, restarts and more than
 /// ten minutes.
 #[test]
 fn what_was_removed_stays_removed_whoever_returns() {
-    let seeds = if is_any_bug_planted() { SEEDS_FOR_A_BUG } else { SEEDS_OF_RETURNS };
+    let (usual, full) = SEEDS_OF_RETURNS;
+    let seeds = if is_any_bug_planted() { SEEDS_FOR_A_BUG } else { effort(usual, full) };
     run_seeds(seeds, Focus::Returns);
 }
 
@@ -451,10 +452,10 @@ fn run_seeds(seeds: u64, focus: Focus) {
     assert!(reads > seeds || seeds == 1, "the model must see successful reads: {reads}");
 }
 
-/// Number of seeds of one run.
-const SEEDS: u64 = 120;
-/// Number of seeds of one run with owners that return late.
-const SEEDS_OF_RETURNS: u64 = 200;
+/// Number of seeds of one run: usually, and of all effort.
+const SEEDS: (u64, u64) = (40, 120);
+/// Number of seeds of one run with owners that return late: usually, and of all effort.
+const SEEDS_OF_RETURNS: (u64, u64) = (60, 200);
 /// Number of seeds of one run with owners that return late, when a bug is planted.
 const SEEDS_FOR_A_BUG: u64 = 2000;
 /// Number of seeds within which each mistake must be found. The rarest is found by one seed in 300,
