@@ -100,6 +100,8 @@ impl Edge {
         let file = std::fs::File::create(&output).map_err(|e| format!("{}: {e}", output.display()))?;
         let errors = file.try_clone().map_err(|e| e.to_string())?;
         command.stdin(Stdio::null()).stdout(file).stderr(errors);
+        // A bug is found within all the rounds of a test.
+        command.env("MOONCAKE_TEST_EFFORT", "full");
         if let Some(bug) = bug {
             command.env("MOONCAKE_PLANTED_BUG", bug);
         }

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use mooncake_core::clock::Rng;
 use mooncake_core::replica::ReplicateConfig;
-use mooncake_core::testkit::test_seed;
+use mooncake_core::testkit::{effort, test_seed};
 use mooncake_store::client::{Client, RangeWrite, Reservation};
 use mooncake_store::master::MasterOptions;
 use mooncake_transport::testkit::{Fault, Faults};
@@ -315,7 +315,7 @@ fn named_seed() -> Option<u64> {
 #[tokio::test]
 #[allow(clippy::print_stdout, reason = "the seeds of a run that fails otherwise")]
 async fn sessions_commit_what_was_written_and_keep_space_while_bytes_may_land() {
-    let (first, seeds) = named_seed().map_or_else(|| (test_seed(), SEEDS), |seed| (seed, 1));
+    let (first, seeds) = named_seed().map_or_else(|| (test_seed(), effort(30, SEEDS)), |seed| (seed, 1));
     println!("seeds {first} to {}", first + seeds - 1);
     let mut all = Seen::default();
     for seed in first..first + seeds {
