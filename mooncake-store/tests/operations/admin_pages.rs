@@ -533,7 +533,9 @@ async fn every_endpoint_is_described() {
         "POST /api/v1/soft_pin",
         "POST /api/v1/soft_unpin",
         "GET /api/v1/explain",
+        "POST /batch_query_keys",
     ] {
+        "POST /api/v1/leases",
         assert!(known.iter().any(|have| have == page), "{page} is not described");
     }
     let values = ["", "k/2", "a b", "node1:1", "1-2", "t", "true"];
