@@ -48,7 +48,8 @@ mod tests {
         assert_eq!(ttl("1h"), Duration::from_secs(3600));
         let silence = MasterConfig::from_flags([("client_ttl", "4")]).unwrap().options.client_ttl;
         assert_eq!(silence, Duration::from_secs(4));
-        for bad in ["", "s", "1.5s", "-1", "5 s", "5d", "99999999999999999999", "9999999999999999h"] {
+        assert_eq!(ttl("5 S"), Duration::from_secs(5));
+        for bad in ["", "s", "1.5s", "-1", "5 d", "5d", "99999999999999999999", "9999999999999999h"] {
             assert!(error("default_kv_lease_ttl", bad).contains("--default_kv_lease_ttl"), "{bad}");
         }
     }
