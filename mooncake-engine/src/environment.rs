@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use mooncake_core::settings::values::{
-    LONGEST_TIME, Parsed, any, bytes, number, optional, unless_off, within,
+    LONGEST_TIME, Parsed, any, bytes, number, optional, seconds_within, unless_off, within,
 };
 use mooncake_core::settings::{Environment, Setting, apply};
 use mooncake_core::{set, settings};
@@ -25,9 +25,9 @@ const OUTGOING: RangeInclusive<u16> = 32768..=60999;
 pub const VARIABLES: &[Setting<TransferEngineBuilder>] = settings! {
     /// Timeout of a transfer in seconds, at least 5, plus a nanosecond per byte
     MC_TRANSFER_TIMEOUT: "30"
-        => set!(|engine, text| engine.timeout = seconds(text, 0, LONGEST_TIME.as_secs())?.max(Duration::from_secs(5))),
+        => set!(|engine, text| engine.timeout = seconds_within(text, 0, LONGEST_TIME.as_secs())?.max(Duration::from_secs(5))),
     /// Maximum timeout of a transfer in seconds (1 to 65535), whatever its size
-    MC_SLICE_TIMEOUT: "" => set!(|engine, text| engine.max_timeout = Some(seconds(text, 1, 65535)?)),
+    MC_SLICE_TIMEOUT: "" => set!(|engine, text| engine.max_timeout = Some(seconds_within(text, 1, 65535)?)),
     /// Limit of the bytes that incomplete requests and unread responses take at all ports of the
     /// process, at least 1MB; 256MB without it, or a 16th of the memory if that is less
     MC_CONNECTION_BYTES: ""
@@ -56,7 +56,7 @@ pub const VARIABLES: &[Setting<TransferEngineBuilder>] = settings! {
         => set!(|engine, text| engine.ports.1 = Some(listening(text)?)),
     /// Timeout of a connection to a handshake port in seconds (1 to 3599)
     MC_HANDSHAKE_CONNECT_TIMEOUT: "5"
-        => set!(|engine, text| engine.handshake.limits.connect_timeout = seconds(text, 1, 3599)?),
+        => set!(|engine, text| engine.handshake.limits.connect_timeout = seconds_within(text, 1, 3599)?),
     /// Maximum size of a handshake message in bytes (1048576 to 134217728)
     MC_HANDSHAKE_MAX_LENGTH: "1048576"
         => set!(|engine, text| engine.handshake.limits.max_len = within(text, 1 << 20, 128 << 20)?),
@@ -74,7 +74,7 @@ pub const VARIABLES: &[Setting<TransferEngineBuilder>] = settings! {
     MC_DISABLE_METACACHE: "" => set!(|engine, _text| engine.cache_descriptors = false),
     /// Seconds between two refreshes of all opened segments; 0 for none
     MC_TE_METADATA_REFRESH_INTERVAL_SECONDS: "0"
-        => set!(|engine, text| engine.refresh = Some(seconds(text, 0, u32::MAX.into())?).filter(|time| !time.is_zero())),
+        => set!(|engine, text| engine.refresh = Some(seconds_within(text, 0, u32::MAX.into())?).filter(|time| !time.is_zero())),
     /// Use TCP only, unless 0, false, no or off
     MC_FORCE_TCP: "" => set!(force_tcp = unless_off),
     /// Use RDMA, and fail without it, unless 0, false, no or off; `MC_FORCE_TCP` takes precedence
@@ -99,16 +99,16 @@ pub const VARIABLES: &[Setting<TransferEngineBuilder>] = settings! {
         => set!(|engine, text| engine.summary = ["1", "true", "yes", "on"].iter().any(|on| text.eq_ignore_ascii_case(on))),
     /// Seconds between two lines of metrics (1 to 86400)
     MC_TE_METRIC_INTERVAL_SECONDS: "5"
-        => set!(|engine, text| engine.summary_interval = seconds(text, 1, 86400)?),
+        => set!(|engine, text| engine.summary_interval = seconds_within(text, 1, 86400)?),
     /// 1: use the older framing without acknowledgements
     MC_TCP_PROTO: ""
         => set!(|engine, text| tcp(engine).framing = if text == "1" { Framing::Plain } else { Framing::Acknowledged }),
     /// Seconds without a byte of the response after which a peer has failed
     MC_TCP_STATUS_TIMEOUT_SEC: "30"
-        => set!(|engine, text| tcp(engine).response_timeout = seconds(text, 1, 86400)?),
+        => set!(|engine, text| tcp(engine).response_timeout = seconds_within(text, 1, 86400)?),
     /// Seconds that a peer may pause inside a request
     MC_TCP_PROGRESS_TIMEOUT_SEC: "30"
-        => set!(|engine, text| tcp(engine).progress_timeout = seconds(text, 1, 86400)?),
+        => set!(|engine, text| tcp(engine).progress_timeout = seconds_within(text, 1, 86400)?),
     /// Maximum number of connections to one peer (1 to 16)
     MC_TCP_LANES_PER_PEER | MC_TCP_MAX_CONNECTIONS_PER_PEER: "4"
         => set!(|engine, text| tcp(engine).connections = within(text, 1, 16)?),
@@ -157,7 +157,7 @@ pub const VARIABLES: &[Setting<TransferEngineBuilder>] = settings! {
     /// 127)
     MC_RETRY_CNT: "9" => set!(|engine, text| rdma(engine).attempts = within(text, 1, 127)?),
     /// Seconds that a failed path rests while there is another (1 to 3599)
-    MC_RDMA_RAIL_PAUSE_SECONDS: "30" => set!(|engine, text| rdma(engine).rail_pause = seconds(text, 1, 3599)?),
+    MC_RDMA_RAIL_PAUSE_SECONDS: "30" => set!(|engine, text| rdma(engine).rail_pause = seconds_within(text, 1, 3599)?),
     /// Milliseconds without a new attempt on a path whose connection failed (0 to 600000); requests
     /// for it fail at once
     MC_CONN_PAUSE_TTL_MS: "0"
@@ -268,10 +268,6 @@ fn connection_bytes(text: &str) -> Parsed<u64> {
         0..0x10_0000 => Err("must be at least 1MB".into()),
         limit => Ok(limit),
     }
-}
-
-fn seconds(text: &str, min: u64, max: u64) -> Parsed<Duration> {
-    within(text, min, max).map(Duration::from_secs)
 }
 
 fn address(text: &str) -> Parsed<String> {

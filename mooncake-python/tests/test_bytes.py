@@ -258,6 +258,20 @@ def test_replicate_config(store, key):
     assert config.replica_num == 2
 
 
+def test_an_upsert_into_another_group_names_the_group(store, key):
+    config = ReplicateConfig()
+    config.group_ids = ["first"]
+    assert store.put(key, b"value", config) == 0
+    config.group_ids = ["second"]
+    assert store.upsert(key, b"other", config) == -600
+    assert 'group="second"; an existing object stays in its group' in str(store.last_error())
+    config.group_ids = ["first", "third"]
+    assert store.upsert_batch([key + "2", key], [b"1", b"2"], config) == -600
+    assert 'group="third"' in str(store.last_error())
+    assert store.get(key) == b"value"
+    assert store.upsert(key, b"other") == 0
+
+
 def test_members_of_a_configuration(store, key):
     config = ReplicateConfig()
     names = ("session_ids", "preferred_hca_names", "per_key_preferred_hca_names", "residency_affinity_ids")

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import resource
 import signal
@@ -436,6 +437,66 @@ def test_a_full_metadata_server_rejects_new_keys():
         assert (await request(port, "DELETE /metadata?key=b"))[0] == 200
         assert (await put("c", 9))[0] == 200
         assert metric_value((await request(port, "GET /metrics"))[1], "master_metadata_refused_total") == 2
+        await connections.stop()
+
+    asyncio.run(main())
+
+
+def get(path, fields=""):
+    return f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{fields}\r\n".encode()
+
+
+def put(fields, body):
+    return f"PUT /echo HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{fields}\r\n".encode() + body
+
+
+LONG_REQUESTS = {
+    "address": (get("/" + "a" * 65_534), 414, "max_address_bytes", 65_534),
+    "long address": (get("/" + "a" * (1 << 20)), 414, "max_address_bytes", 65_534),
+    "field": (get("/fill?len=1", "A: " + "b" * (1 << 20) + "\r\n"), 431, "max_field_bytes", 65_535),
+    "fields": (get("/fill?len=1", "A: b\r\n" * 200), 431, None, None),
+    "body": (put(f"Content-Length: {(1 << 20) + 1}\r\n", bytes((1 << 20) + 1)), 413, "max_body_bytes", 1 << 20),
+    "long body": (put(f"Content-Length: {8 << 20}\r\n", bytes(8 << 20)), 413, "max_body_bytes", 1 << 20),
+    "broken chunk": (put("Transfer-Encoding: chunked\r\n", b"z\r\n"), 400, None, None),
+    "method": (b"G@T / HTTP/1.1\r\nHost: x\r\n\r\n", 400, None, None),
+}
+
+
+@pytest.mark.parametrize("name", LONG_REQUESTS)
+def test_a_refusal_names_its_limit(name):
+    """Callers that send the whole request first see the response, too."""
+    request, status, limit, value = LONG_REQUESTS[name]
+
+    async def main():
+        app = web.Application(client_max_size=1 << 20)
+        app.router.add_get("/fill", fill)
+        app.router.add_put("/echo", echo)
+        connections = Connections(app)
+        port = await connections.listen("127.0.0.1", 0)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(request)
+        await writer.drain()
+        response = await asyncio.wait_for(reader.read(), SOON_S)
+        writer.close()
+        head, body = response.split(b"\r\n\r\n", 1)
+        assert int(head.split(b" ", 2)[1]) == status, response[:200]
+        answer = json.loads(body)
+        assert (answer.get("limit"), answer.get("limit_value")) == (limit, value), answer
+        assert answer["error"].startswith("cannot read request: "), answer
+        await connections.stop()
+
+    asyncio.run(main())
+
+
+def test_a_long_address_is_served():
+    async def main():
+        connections, port = await filling(ByteBudget(1 << 30))
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        path = "/fill?len=3&q="
+        writer.write(get(path + "q" * (65_534 - len(path))))
+        response = await asyncio.wait_for(reader.read(), SOON_S)
+        assert response.startswith(b"HTTP/1.1 200") and response.endswith(bytes(3)), response[:200]
+        writer.close()
         await connections.stop()
 
     asyncio.run(main())

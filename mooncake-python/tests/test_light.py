@@ -41,6 +41,14 @@ def pattern(size: int, seed: int = 0) -> bytes:
     return bytes((i + seed) % 251 for i in range(min(size, 251))) * (size // 251 + 1)
 
 
+def test_an_absent_key_is_missing_whatever_the_memory(light: Store, key: str) -> None:
+    assert light.put(key, b"value") == 0
+    for size in (0, 100):
+        assert light.get_into("absent", 0, size) == -704 and light.get_into(key, 0, size) == -600
+        assert light.batch_get_into([key, "absent"], [0, 0], [size, size]) == [-600, -704]
+        assert light.batch_get_into_multi_buffers(["absent"], [[0]], [[size]]) == [-704]
+
+
 def test_all_calls_with_bytes(light: Store, store: Store, key: str) -> None:
     for size in (1, 4096, MIB, 5 * MIB, 20 * MIB):
         name, value = f"{key}-{size}", pattern(size)[:size]

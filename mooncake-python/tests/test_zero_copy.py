@@ -38,6 +38,23 @@ def registered(store):
         store.unregister_buffer(array.ctypes.data)
 
 
+@pytest.mark.parametrize("where", [(0, 0), (0, 100), (None, 0), (None, 100)], ids=str)
+def test_an_absent_key_is_missing_whatever_the_memory(store, registered, key, where):
+    """The key comes first, as with Mooncake C++: -600 is about the memory for a present object."""
+    target = np.zeros(4096, np.uint8)
+    dst = registered(target)
+    at, size = where[0] if where[0] is not None else dst, where[1]
+    assert store.put(key, b"x" * 100) == 0
+    present = 100 if at and size >= 100 else -600
+    assert store.get_into(key, at, size) == present
+    assert store.get_into("missing", at, size) == -704
+    assert store.batch_get_into([key, "missing", key], [at, at, dst], [size, size, 4096]) == [present, -704, 100]
+    assert store.batch_get_into_multi_buffers([key, "missing"], [[at]] * 2, [[size]] * 2) == [present, -704]
+    missing = store.get_into_ranges([at], [["missing"]], [[[0]]], [[[0]]], [[[size]]])
+    assert missing == [[[-704]]]
+    assert (target[:100] == ord("x")).all()
+
+
 def test_put_from_and_get_into(store, registered, key):
     source, target = array_of(100_000), np.zeros(200_000, np.uint8)
     src, dst = registered(source), registered(target)

@@ -19,6 +19,7 @@ from aiohttp import web
 
 from mooncake import _mooncake
 from mooncake._byte_budget import GRACE_S, ByteBudget, default_limit, time_for
+from mooncake._request_limits import BROKEN_BODY, MAX_ADDRESS, MAX_FIELD, RequestHandler, long_body
 
 _LOG = logging.getLogger(__name__)
 # Maximum number of connections, and the divisor of the descriptor limit that gives their share of
@@ -219,7 +220,13 @@ class Connections:
         self.open: dict[Any, _Connection] = {}
         self.refused = dict.fromkeys(_REASONS, 0)
         app.middlewares.insert(0, self._middleware())
-        self.runner = web.AppRunner(app, access_log=None, keepalive_timeout=idle_s, shutdown_timeout=_STOP_S)
+        self.runner = web.AppRunner(app, shutdown_timeout=_STOP_S)
+        self._options: dict[str, Any] = {
+            "access_log": None,
+            "keepalive_timeout": idle_s,
+            "max_line_size": MAX_ADDRESS,
+            "max_field_size": MAX_FIELD,
+        }
         self._server: asyncio.Server | None = None
 
     def allow(self, allowed: str | None, *own: str) -> None:
@@ -252,7 +259,11 @@ class Connections:
         handlers = self.runner.server
         assert handlers is not None
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: _Connection(self, handlers()), host, port, backlog=128)
+
+        def connected() -> _Connection:
+            return _Connection(self, RequestHandler(handlers, loop=loop, **self._options))
+
+        self._server = await loop.create_server(connected, host, port, backlog=128)
         before = loop.get_exception_handler()
         loop.set_exception_handler(functools.partial(self._failed, before))
         _keep_from_children(self)
@@ -338,11 +349,15 @@ class Connections:
             most = request.client_max_size
             length = most if request.content_length is None else min(request.content_length, most)
             connection.wait(time_for(length, self._body_s), in_request=True)
-            # The body is read here, so that the body timeout covers it.
-            await request.read()
-            connection.work()
             try:
+                # The body is read here, so that the body timeout covers it.
+                await request.read()
+                connection.work()
                 response = await handler(request)
+            except web.HTTPRequestEntityTooLarge:
+                response = long_body(most).response()
+            except web.RequestPayloadError:
+                response = BROKEN_BODY.response()
             finally:
                 connection.end_request()
                 connection.wait(self.idle_s, in_request=False)

@@ -127,10 +127,7 @@ class KVBootstrapServer:
             answer = _answer("method not allowed", 405)
             answer.headers["Allow"] = ",".join(_METHODS)
             return answer
-        try:
-            value = await self._read_value(request) if request.method == "PUT" else b""
-        except web.HTTPRequestEntityTooLarge:
-            return _answer("request body too large", 413)
+        value = await self._read_value(request) if request.method == "PUT" else b""
         async with self.lock:
             if request.method == "PUT":
                 return self._put(key, value)

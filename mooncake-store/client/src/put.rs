@@ -269,6 +269,18 @@ pub(crate) fn config_of_items<'c, 'k>(
     config
 }
 
+/// Names the group of an item that the master has refused, because the response has only a code.
+fn with_group(error: Error, mode: WriteMode, config: &ReplicateConfig, item: usize) -> Error {
+    let group = config.group_ids.as_ref().and_then(|groups| groups.get(item));
+    match (error.code(), mode, group) {
+        (ErrorCode::InvalidParams, WriteMode::Upsert, Some(group)) => Error::invalid(format!(
+            "cannot write object: the master refused it. group={group:?}; an existing object stays in its group, so remove it first, or name no group"
+        ))
+        .with_source(error),
+        _ => error,
+    }
+}
+
 impl<'a, T: Transport> Writing<'a, T> {
     fn new(client: &'a Arc<Inner<T>>, mode: WriteMode, deadline: &'a Deadline) -> Self {
         Self {
@@ -305,14 +317,17 @@ impl<'a, T: Transport> Writing<'a, T> {
         self.unanswered_keys.clear();
         self.grants.reserve(results.len());
         self.targets.reserve(results.len());
-        for (&i, result) in pending.iter().zip(results) {
+        for (at, (&i, result)) in pending.iter().zip(results).enumerate() {
             let file = reserved.next();
             match result {
                 Ok(replicas) => self.grant(i, &items[i], &replicas, file),
                 Err(error) if error.code() == ErrorCode::ObjectAlreadyExists => {
                     outcomes[i] = Some(Ok(PutOutcome::Existed));
                 }
-                Err(error) => outcomes[i] = Some(Err(error.context(display_key(items[i].key)))),
+                Err(error) => {
+                    let error = with_group(error, self.attempt.mode, config, at);
+                    outcomes[i] = Some(Err(error.context(display_key(items[i].key))));
+                }
             }
         }
         Ok(())

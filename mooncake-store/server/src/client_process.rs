@@ -12,7 +12,7 @@ use clap::{ArgAction, CommandFactory, FromArgMatches, Parser};
 use mooncake_core::fault_injection::is_planted;
 use mooncake_core::host_port;
 use mooncake_core::settings::Environment;
-use mooncake_core::settings::values::{bytes, switch, within};
+use mooncake_core::settings::values::{bytes, number, switch, within};
 use mooncake_core::web_origin::AllowedHosts;
 use mooncake_core::{ErrorKind, Result};
 use mooncake_engine::flags;
@@ -46,7 +46,7 @@ struct Flags {
     /// Port that accepts connections once the process is ready, and number in the path of the
     /// socket: /tmp/mooncake_client_<port>.sock. Not opened if only --ipc_socket_path is given
     /// [default: 50052]
-    #[arg(long)]
+    #[arg(long, value_parser = number::<u16>)]
     port: Option<u16>,
     /// Path of the socket, instead of the one that --port selects
     #[arg(long = "ipc_socket_path")]
@@ -73,7 +73,7 @@ struct Flags {
     /// Maximum time in seconds for a graceful exit after SIGTERM: objects without another replica
     /// move to other clients with free space. Meanwhile objects stay readable, and none are added.
     /// A second signal ends the process at once. SIGINT does not wait
-    #[arg(long = "drain_on_term", default_value_t = 5)]
+    #[arg(long = "drain_on_term", default_value_t = 5, value_parser = number::<u32>)]
     drain: u32,
     /// Memory for values outside of shared memory; not needed for serving
     #[arg(long = "local_buffer_size", default_value = "0", value_parser = bytes)]
@@ -103,10 +103,10 @@ struct Flags {
     #[arg(long = "max_client_memory", default_value = "1 TB", value_parser = some_bytes)]
     max_memory: u64,
     /// Maximum number of concurrent calls of one process
-    #[arg(long = "max_client_requests", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long = "max_client_requests", default_value_t = 64, value_parser = at_least_one)]
     max_calls: u32,
     /// Seconds without a heartbeat after which a process is forgotten
-    #[arg(long = "client_ttl", default_value_t = 10)]
+    #[arg(long = "client_ttl", default_value_t = 10, value_parser = number::<u32>)]
     ttl: u32,
     /// Move objects to an SSD when memory is full, as the MOONCAKE_OFFLOAD_* variables configure
     #[arg(long = "enable_offload", default_value = "false", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = switch, action = ArgAction::Set)]
@@ -118,7 +118,7 @@ struct Flags {
     #[arg(long = "enable_http_server", default_value = "false", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = switch, action = ArgAction::Set)]
     http: bool,
     /// Port of the HTTP server
-    #[arg(long = "http_port", default_value_t = 9300)]
+    #[arg(long = "http_port", default_value_t = 9300, value_parser = number::<u16>)]
     http_port: u16,
     /// Names, with commas between them, by which pages in browsers may call the HTTP server
     /// [environment: MC_ALLOWED_HOSTS]
@@ -132,6 +132,11 @@ struct Flags {
 /// Parses a number of things of which a process has at least one.
 fn one_to_a_million(text: &str) -> Result<usize, String> {
     within(text, 1, 1_000_000)
+}
+
+/// Parses a number of calls, at least one.
+fn at_least_one(text: &str) -> Result<u32, String> {
+    within(text, 1, u32::MAX)
 }
 
 /// Parses a size of at least one byte.
@@ -439,9 +444,17 @@ mod tests {
     fn flags_in_every_form() {
         let flags = parsed(&[]).unwrap();
         assert_eq!((flags.port, flags.segment, flags.socket_mode, flags.http), (None, 4 << 30, 0o600, false));
-        for form in [&["--port=7"][..], &["-port=7"], &["--port", "7"], &["--port=8", "--port=7"]] {
+        for form in [
+            &["--port=7"][..],
+            &["-port=7"],
+            &["--port", "7"],
+            &["--port=8", "--port=7"],
+            &["--port=0x7"],
+            &["--port=+7"],
+        ] {
             assert_eq!(parsed(form).unwrap().port, Some(7), "{form:?}");
         }
+        assert_eq!(parsed(&["--global_segment_size=0x2000000"]).unwrap().segment, 32 << 20);
         assert_eq!(parsed(&["--global-segment-size=512 MB"]).unwrap().segment, 512 << 20);
         for (form, on) in [
             ("--enable_http_server", true),

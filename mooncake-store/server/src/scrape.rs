@@ -7,7 +7,7 @@ use mooncake_protocol::message::MASTER_VERSION;
 use mooncake_protocol::metrics::{Families, collector};
 use prometheus::core::Collector;
 
-use super::idle_metrics::IDLE;
+use super::idle_metrics::{IDLE, IDLE_HISTOGRAM};
 use super::snapshot_stats::SnapshotStats;
 use super::state::State;
 
@@ -38,6 +38,8 @@ fn add(families: &mut Families, state: &State) {
         gauges.iter().for_each(|name| families.gauge(name, &help, 0));
         counters.iter().for_each(|name| families.counter(name, &help, 0));
     }
+    let help = "Latency of probes of the NVMe-oF tier in milliseconds: not supported, always 0";
+    families.buckets(IDLE_HISTOGRAM, help, Vec::new(), 0, 0.0);
 }
 
 /// Adds the counters of each operation, and the time of its calls in the master.

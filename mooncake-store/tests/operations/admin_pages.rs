@@ -176,6 +176,19 @@ async fn a_long_list_of_keys_is_streamed() {
     server.stop().await;
 }
 
+/// SGLang 0.5.23 with `check_server` asks until the body is not empty, and only then mounts the
+/// first segment of the cluster.
+#[tokio::test]
+async fn the_list_of_segments_is_never_empty() {
+    let server = MasterServer::start(config()).await.unwrap();
+    let at = server.addresses().admin.unwrap();
+    let answer = get(at, "/get_all_segments").await;
+    assert_eq!((answer.status, &*answer.content_type, &*answer.body), (200, TEXT, "\n"));
+    server.master().mount(client(1), &segment(1, MIB)).unwrap();
+    assert_eq!(get(at, "/get_all_segments").await.body, "node1:1\n");
+    server.stop().await;
+}
+
 #[tokio::test]
 async fn segments_and_their_states() {
     let (server, at) = server().await;
@@ -536,7 +549,9 @@ async fn every_endpoint_is_described() {
         "GET /get_segments_detail",
         "GET /query_segment",
         "GET /batch_query_keys",
+        "POST /batch_query_keys",
         "GET /api/v1/leases",
+        "POST /api/v1/leases",
         "GET /api/v1/memory_curve",
         "POST /api/v1/drain_jobs",
         "GET /api/v1/drain_jobs/query",

@@ -121,6 +121,7 @@ async fn names_and_types_of_a_mooncake_cpp_master() {
     }
     assert_eq!(types["master_value_size_bytes"], "histogram");
     assert_eq!(types["master_snapshot_duration_ms"], "histogram");
+    assert_eq!(types["master_nof_heartbeat_probe_latency_ms"], "histogram");
     assert_eq!(types["master_rpc_latency_seconds"], "histogram", "ours");
 }
 
@@ -143,7 +144,10 @@ const COUNTERS: &str = "
     master_promotion_candidate_expired_unevaluated_total master_promotion_candidate_recorded_total
     master_promotion_completed_bytes_total master_promotion_completed_total master_promotion_expired_total
     master_promotion_failed_total master_promotion_rejected_cap_total master_promotion_rejected_frequency_total
-    master_promotion_rejected_watermark_total master_snapshot_success master_snapshot_fail";
+    master_promotion_rejected_watermark_total master_snapshot_success master_snapshot_fail
+    master_attempted_evictions_nof master_evicted_key_count_nof master_evicted_size_bytes_nof master_successful_evictions_nof
+    master_nof_heartbeat_failure_total master_nof_heartbeat_success_total master_nof_heartbeat_timeout_total
+    master_nof_segments_unmounted_by_heartbeat_total";
 
 const OPERATIONS: &str = "
     put_start put_end put_revoke get_replica_list get_replica_list_by_regex exist_key remove remove_by_regex remove_all

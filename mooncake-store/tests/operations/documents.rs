@@ -208,6 +208,11 @@ variables `FLAGS_<name>`, and `--undefok=NAME[,NAME..]` ignores flags that do no
 `mooncake_client`, `transfer_engine_bench` and `mooncake_http_metadata_server` have these
 flags, too.
 
+A whole number may be hexadecimal (`0x10`). A time has the unit that the flag names, or `ms`,
+`s`, `m` or `h`: `5 s`. A size has the unit `K`, `M`, `G` or `T` of 1024, with `B` or `iB` if
+you like: `1.5 GB`. A switch is `true`, `yes`, `on`, `1` or the opposite. Capitals make no
+difference.
+
 Flags of missing features are known. A switch is accepted at its default and refused
 otherwise. Other settings are accepted without effect, and the master notes that at the
 start.

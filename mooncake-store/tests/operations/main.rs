@@ -20,6 +20,7 @@ mod dashboards;
 #[cfg(feature = "cli")]
 mod documents;
 mod events;
+mod key_lists;
 mod master_server;
 #[cfg(all(feature = "cli", feature = "metadata-etcd"))]
 mod tenant_policy;

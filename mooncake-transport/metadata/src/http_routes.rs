@@ -5,20 +5,19 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
 use axum::body::Bytes;
-use axum::extract::rejection::BytesRejection;
-use axum::extract::{DefaultBodyLimit, RawQuery, Request, State as Extract};
+use axum::extract::{RawQuery, Request, State as Extract};
 use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use axum::{Extension, Router};
 use mooncake_core::meta::{Expect, MemoryLimits, MetadataBackend};
 use mooncake_core::settings::Setting;
 use mooncake_core::settings::values::{Parsed, any, within};
 use mooncake_core::{Error, ErrorKind, Result, set, settings};
 use mooncake_transport::bind_address::loopback_address;
-use mooncake_transport::http_server::parameter;
+use mooncake_transport::http_server::{BodyLimit, Content, Refusal, parameter};
 use serde::Deserialize;
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
@@ -84,7 +83,10 @@ pub fn pages_with(
     Router::new()
         .route("/metadata", entries)
         .route("/health", get(async || "OK"))
-        .layer(DefaultBodyLimit::max(options.max_value))
+        .layer(Extension(BodyLimit {
+            bytes: options.max_value,
+            remedy: "publish fewer buffers, or raise MC_METADATA_MAX_BODY_BYTES of a server of its own",
+        }))
         .with_state(Arc::new(State { metadata, owners }))
 }
 
@@ -195,17 +197,14 @@ async fn read(Extract(state): Shared, RawQuery(query): RawQuery) -> Response {
 async fn write(
     Extract(state): Shared,
     RawQuery(query): RawQuery,
-    body: Result<Bytes, BytesRejection>,
+    body: Result<Content, Refusal>,
 ) -> Response {
     let key = match key(query) {
         Ok(key) => key,
         Err(refusal) => return refusal,
     };
-    let body = match body {
+    let Content(body) = match body {
         Ok(body) => body,
-        Err(refused) if refused.status() == StatusCode::PAYLOAD_TOO_LARGE => {
-            return (StatusCode::PAYLOAD_TOO_LARGE, "request body too large").into_response();
-        }
         Err(refused) => return refused.into_response(),
     };
     match put(&state, &key, body).await {

@@ -25,6 +25,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tower_service::Service;
 
+use super::limits::{MAX_HEADER, MAX_HEADER_FIELDS, Refusal};
 use crate::admission::{ConnectionSlot, Connections, ListenerLimits, Turn};
 
 /// Maximum time between the first byte of a request and the end of its header, and between two
@@ -34,6 +35,9 @@ const REQUEST: Duration = Duration::from_secs(10);
 const IDLE: Duration = Duration::from_secs(75);
 /// Time for the responses to pending requests once the server stops.
 pub const STOP_PATIENCE: Duration = Duration::from_secs(2);
+/// Maximum number of bytes that a peer may send after its request has been refused. Without them,
+/// the kernel would reset the connection, and the peer would not see the response.
+const MAX_DISCARDED: u64 = 64 << 20;
 
 /// Returns the bounds of an HTTP listener of that name.
 pub fn http_limits(name: &'static str, slots: usize, descriptor_share: u64) -> ListenerLimits {
@@ -87,7 +91,13 @@ async fn serve_connection(
     mut stopped: watch::Receiver<bool>,
 ) -> hyper::Result<()> {
     let exchange = Arc::new(Exchange::new(slot));
-    let io = TokioIo::new(Watched { stream: ParentOnly::new(stream), exchange: exchange.clone() });
+    let io = TokioIo::new(Watched {
+        stream: ParentOnly::new(stream),
+        exchange: exchange.clone(),
+        refusal: Bytes::new(),
+        discarded: 0,
+    });
+    let idle = exchange.clone();
     let service = service_fn(move |mut request: Request<Incoming>| {
         let (exchange, mut pages) = (exchange.clone(), pages.clone());
         request.extensions_mut().insert(Turns(exchange.clone()));
@@ -99,7 +109,8 @@ async fn serve_connection(
                 std::future::pending::<()>().await;
             }
             let _working = Working(&exchange);
-            let body = |body| Body::new(WatchedBody { body, exchange: exchange.clone() });
+            exchange.is_cut.store(false, Relaxed);
+            let body = |body| Body::new(WatchedBody::new(body, exchange.clone()));
             let response = match refusal {
                 Some(text) => (StatusCode::FORBIDDEN, text).into_response(),
                 // A router is always ready.
@@ -108,11 +119,17 @@ async fn serve_connection(
             Ok::<_, Infallible>(response.map(|body| WatchedResponse::new(body, exchange.clone())))
         }
     });
-    let mut connection = std::pin::pin!(http1::Builder::new().serve_connection(io, service));
+    let mut server = http1::Builder::new();
+    server.max_buf_size(MAX_HEADER).max_header_size(MAX_HEADER).max_headers(MAX_HEADER_FIELDS);
+    let mut connection = std::pin::pin!(server.serve_connection(io, service));
     tokio::select! {
         biased;
         ended = connection.as_mut() => return ended,
-        _ = stopped.wait_for(|stop| *stop) => connection.as_mut().graceful_shutdown(),
+        _ = stopped.wait_for(|stop| *stop) => {
+            // A peer without a request in progress is not waited for.
+            idle.is_cut.store(false, Relaxed);
+            connection.as_mut().graceful_shutdown();
+        }
     }
     connection.await
 }
@@ -190,13 +207,19 @@ struct Exchange {
     is_responding: AtomicBool,
     /// True while the request waits for its turn.
     is_in_turn: AtomicBool,
+    /// Bytes of the request line that have arrived.
+    line: AtomicUsize,
+    /// True if the request line has arrived.
+    has_line: AtomicBool,
+    /// True if a request was answered before all of it had arrived.
+    is_cut: AtomicBool,
 }
 
 impl Exchange {
     fn new(slot: ConnectionSlot) -> Self {
-        let (received, unsent, produced) = Default::default();
-        let (is_open, is_responding, is_in_turn) = Default::default();
-        Self { slot, received, unsent, produced, is_open, is_responding, is_in_turn }
+        let (received, unsent, produced, line) = Default::default();
+        let (is_open, is_responding, is_in_turn, has_line, is_cut) = Default::default();
+        Self { slot, received, unsent, produced, is_open, is_responding, is_in_turn, line, has_line, is_cut }
     }
 
     /// Accounts for the bytes of a connection that waits for its peer.
@@ -243,6 +266,8 @@ struct Working<'a>(&'a Exchange);
 impl Drop for Working<'_> {
     fn drop(&mut self) {
         self.0.received.store(0, Relaxed);
+        self.0.line.store(0, Relaxed);
+        self.0.has_line.store(false, Relaxed);
         self.0.hold();
         self.0.slot.end_transfer();
         self.0.slot.wait_for_request();
@@ -253,6 +278,61 @@ impl Drop for Working<'_> {
 struct Watched {
     stream: ParentOnly<TcpStream>,
     exchange: Arc<Exchange>,
+    /// Rest of the refusal that replaces the empty response of the parser.
+    refusal: Bytes,
+    /// Number of bytes discarded after a refusal.
+    discarded: u64,
+}
+
+impl Watched {
+    /// Sends a refusal in place of the empty response that the parser writes to a request that it
+    /// cannot read. `None` for every other write.
+    fn poll_refuse(&mut self, cx: &mut Context<'_>, written: &[u8]) -> Option<Poll<io::Result<()>>> {
+        if self.refusal.is_empty() {
+            // A response of a route is marked before it is written.
+            let status = written.strip_prefix(b"HTTP/1.").and_then(|rest| rest.get(2..5));
+            let status: u16 = std::str::from_utf8(status?).ok()?.parse().ok()?;
+            if status < 400 || self.exchange.is_responding.load(Relaxed) {
+                return None;
+            }
+            let Exchange { line, received, .. } = &*self.exchange;
+            let refusal = Refusal::of_header(status, line.load(Relaxed), received.load(Relaxed));
+            tracing::debug!(?refusal, "request refused");
+            self.refusal = refusal.to_message();
+            self.exchange.is_cut.store(true, Relaxed);
+        }
+        while !self.refusal.is_empty() {
+            match Pin::new(&mut *self.stream).poll_write(cx, &self.refusal) {
+                Poll::Ready(Ok(count)) => drop(self.refusal.split_to(count)),
+                Poll::Ready(Err(error)) => return Some(Poll::Ready(Err(error))),
+                Poll::Pending => return Some(Poll::Pending),
+            }
+        }
+        Some(Poll::Ready(Ok(())))
+    }
+
+    /// Discards the rest of a refused request until the peer closes its side.
+    fn poll_discard(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let (mut scratch, before) = ([0; 8 << 10], self.discarded);
+        while self.discarded < MAX_DISCARDED {
+            let mut buf = ReadBuf::new(&mut scratch);
+            match Pin::new(&mut *self.stream).poll_read(cx, &mut buf) {
+                Poll::Ready(Ok(())) if !buf.filled().is_empty() => {
+                    self.discarded += buf.filled().len() as u64;
+                }
+                Poll::Ready(_) => return Poll::Ready(()),
+                Poll::Pending if self.discarded > before => {
+                    self.exchange.slot.wait_in_transfer(self.discarded);
+                    return Poll::Pending;
+                }
+                Poll::Pending => {
+                    self.exchange.slot.wait_within_request(self.discarded);
+                    return Poll::Pending;
+                }
+            }
+        }
+        Poll::Ready(())
+    }
 }
 
 impl AsyncRead for Watched {
@@ -267,7 +347,13 @@ impl AsyncRead for Watched {
             self.exchange.hold();
             return Poll::Pending;
         }
-        self.exchange.received.fetch_add(buf.filled().len() - before, Relaxed);
+        let arrived = &buf.filled()[before..];
+        self.exchange.received.fetch_add(arrived.len(), Relaxed);
+        if !self.exchange.has_line.load(Relaxed) {
+            let end = arrived.iter().position(|byte| *byte == b'\n');
+            self.exchange.line.fetch_add(end.unwrap_or(arrived.len()), Relaxed);
+            self.exchange.has_line.store(end.is_some(), Relaxed);
+        }
         // A later request does not begin before this one has had its turn.
         if !self.exchange.is_in_turn.load(Relaxed) {
             self.exchange.slot.begin_request();
@@ -278,6 +364,9 @@ impl AsyncRead for Watched {
 
 impl AsyncWrite for Watched {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        if let Some(refused) = self.poll_refuse(cx, buf) {
+            return refused.map_ok(|()| buf.len());
+        }
         let polled = Pin::new(&mut *self.stream).poll_write(cx, buf);
         self.exchange.record_write(&polled);
         polled
@@ -290,7 +379,11 @@ impl AsyncWrite for Watched {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut *self.stream).poll_shutdown(cx)
+        let polled = Pin::new(&mut *self.stream).poll_shutdown(cx);
+        if !self.exchange.is_cut.load(Relaxed) || !matches!(polled, Poll::Ready(Ok(()))) {
+            return polled;
+        }
+        self.poll_discard(cx).map(Ok)
     }
 
     fn poll_write_vectored(
@@ -298,6 +391,10 @@ impl AsyncWrite for Watched {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        // The parser's response is the only slice.
+        if let Some(refused) = bufs.first().and_then(|buf| self.poll_refuse(cx, buf)) {
+            return refused.map_ok(|()| bufs[0].len());
+        }
         let polled = Pin::new(&mut *self.stream).poll_write_vectored(cx, bufs);
         self.exchange.record_write(&polled);
         polled
@@ -312,6 +409,14 @@ impl AsyncWrite for Watched {
 struct WatchedBody {
     body: Incoming,
     exchange: Arc<Exchange>,
+    has_ended: bool,
+}
+
+impl WatchedBody {
+    fn new(body: Incoming, exchange: Arc<Exchange>) -> Self {
+        let has_ended = hyper::body::Body::is_end_stream(&body);
+        Self { body, exchange, has_ended }
+    }
 }
 
 impl hyper::body::Body for WatchedBody {
@@ -322,7 +427,9 @@ impl hyper::body::Body for WatchedBody {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        match Pin::new(&mut self.body).poll_frame(cx) {
+        let polled = Pin::new(&mut self.body).poll_frame(cx);
+        self.has_ended = matches!(polled, Poll::Ready(None)) || self.body.is_end_stream();
+        match polled {
             Poll::Pending => {
                 let missing = self.body.size_hint().upper().unwrap_or(0);
                 let len = missing.saturating_add(self.exchange.received.load(Relaxed) as u64);
@@ -342,6 +449,14 @@ impl hyper::body::Body for WatchedBody {
 
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
+    }
+}
+
+impl Drop for WatchedBody {
+    fn drop(&mut self) {
+        if !self.has_ended {
+            self.exchange.is_cut.store(true, Relaxed);
+        }
     }
 }
 

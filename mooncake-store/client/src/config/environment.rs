@@ -3,7 +3,8 @@
 
 use mooncake_core::memory::HugePages;
 use mooncake_core::settings::values::{
-    LARGEST_COUNT, LARGEST_SIZE, LONGEST_TIME, Parsed, any, bytes, number, optional, unless_off, within,
+    LARGEST_COUNT, LONGEST_TIME, Parsed, any, bytes, millis, number, optional, seconds, seconds_within,
+    unless_off, within,
 };
 use mooncake_core::settings::{Environment, Setting, apply};
 use mooncake_core::{Result, set, settings};
@@ -90,7 +91,7 @@ impl ClientEnvironment {
         MC_STORE_CLIENT_METRIC: "1" => set!(config.metrics = unless_off),
         /// Seconds between two summaries of the metrics in the log; 0 for none
         MC_STORE_CLIENT_METRIC_INTERVAL: "0"
-            => set!(|client, text| client.config.metrics_interval = Duration::from_secs(within(text, 0, LONGEST_TIME.as_secs())?)),
+            => set!(|client, text| client.config.metrics_interval = seconds(text)?),
         /// Label `cluster_id` of the metrics, and cluster id for masters in etcd
         MC_STORE_CLUSTER_ID: "" => set!(config.cluster_id = any),
         /// Copy bytes between clients of one process without a transport, unless 0, false, no or
@@ -120,7 +121,7 @@ impl ClientEnvironment {
         MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES: "2199023255552" => set!(disk.capacity = positive),
         /// A second limit in bytes; the smaller limit counts; 0 for none
         MOONCAKE_OFFLOAD_BUCKET_MAX_TOTAL_SIZE | MOONCAKE_BUCKET_MAX_TOTAL_SIZE: "0"
-            => set!(|client, text| client.dependent.second_capacity = within(text, 0, LARGEST_SIZE)?),
+            => set!(|client, text| client.dependent.second_capacity = bytes(text)?),
         /// Maximum number of objects on the disk
         MOONCAKE_OFFLOAD_TOTAL_KEYS_LIMIT: "10000000"
             => set!(|client, text| client.disk.max_objects = within(text, 1, LARGEST_COUNT)?),
@@ -138,7 +139,7 @@ impl ClientEnvironment {
             => set!(disk.eviction = number),
         /// Maximum seconds between two requests to the master for disk work
         MOONCAKE_OFFLOAD_HEARTBEAT_INTERVAL_SECONDS: "10"
-            => set!(|client, text| client.disk.interval = Duration::from_secs(within(text, 1, LONGEST_TIME.as_secs())?)),
+            => set!(|client, text| client.disk.interval = seconds_within(text, 1, LONGEST_TIME.as_secs())?),
         /// Bytes of the buffer through which other nodes read from the disk; allocated on use, and
         /// more for a longer object
         MOONCAKE_OFFLOAD_LOCAL_BUFFER_SIZE_BYTES: "1342177280" => set!(disk.buffer = positive),
@@ -289,15 +290,13 @@ fn roots(text: &str) -> Parsed<Vec<PathBuf>> {
 }
 
 fn positive(text: &str) -> Parsed<u64> {
-    within(text, 1, LARGEST_SIZE)
+    let size = bytes(text)?;
+    if size == 0 { Err("must not be 0".into()) } else { Ok(size) }
 }
 
 fn positive_millis(text: &str) -> Parsed<Duration> {
-    within(text, 1, LONGEST_TIME.as_secs() * 1000).map(Duration::from_millis)
-}
-
-fn seconds(text: &str) -> Parsed<Duration> {
-    within(text, 0, LONGEST_TIME.as_secs()).map(Duration::from_secs)
+    let time = millis(text)?;
+    if time.is_zero() { Err("must not be 0".into()) } else { Ok(time) }
 }
 
 fn watermark(text: &str) -> Parsed<f64> {

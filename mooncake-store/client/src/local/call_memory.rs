@@ -138,7 +138,7 @@ impl CallMemory {
     }
 
     /// Reads values to the start of each range. Returns their lengths, with the codes of Mooncake
-    /// C++; a missing object is an error.
+    /// C++; a missing object is an error, whatever its range.
     ///
     /// # Errors
     /// Returns an outer error if the outcome of every key is unknown.
@@ -184,10 +184,11 @@ impl CallMemory {
                     reads.push((key, slice));
                     refused.push(None);
                 }
-                Err(error) => refused.push(Some(error)),
+                Err(error) => refused.push(Some((key, error))),
             }
         }
         drop(landing);
+        self.find_missing(&mut refused).await;
         let started = self.client.begin(operation);
         let read = self.client.counted(started, self.client.batch_get_into(reads)).await?;
         let is_full = self.client.as_full().is_some();
@@ -196,11 +197,28 @@ impl CallMemory {
             Err(error) if is_full => Err(unify_read_error(error)),
             Err(error) => Err(error),
         });
-        let outcome = |refused: Option<Error>| match refused {
-            Some(error) => Err(error),
+        let outcome = |refused: Option<(K, Error)>| match refused {
+            Some((_, error)) => Err(error),
             None => read.next().unwrap_or_else(missing_result),
         };
         Ok(refused.into_iter().map(outcome).collect())
+    }
+
+    /// Replaces the errors of keys that do not exist. In Mooncake C++, the object is looked up
+    /// before the memory is examined.
+    async fn find_missing<K: AsRef<[u8]>>(&self, refused: &mut [Option<(K, Error)>]) {
+        let mut refused: Vec<&mut (K, Error)> = refused.iter_mut().flatten().collect();
+        if refused.is_empty() {
+            return;
+        }
+        let keys: Vec<&[u8]> = refused.iter().map(|(key, _)| key.as_ref()).collect();
+        let Ok(exists) = self.client.batch_exist(&keys).await else { return };
+        let exists: Vec<bool> = exists.into_iter().map(|exists| exists.unwrap_or(true)).collect();
+        for ((_, error), exists) in refused.iter_mut().map(|refused| &mut **refused).zip(exists) {
+            if !exists {
+                *error = ErrorCode::ObjectNotFound.into();
+            }
+        }
     }
 
     /// Returns whether the call uses unregistered memory.

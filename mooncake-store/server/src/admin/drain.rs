@@ -1,6 +1,5 @@
 //! Drain jobs: move all objects out of segments, so that their owners can leave.
 
-use axum::body::Bytes;
 use axum::extract::{RawQuery, State};
 use axum::response::Response;
 use mooncake_core::Error;
@@ -10,6 +9,7 @@ use super::answers::{DrainChanged, DrainJob, DrainRequest, Failure};
 use super::query::form_text;
 use super::reply::{Shared, bad_request, failure, page, read, status_of};
 use mooncake_master::DrainStatus;
+use mooncake_transport::http_server::Content;
 
 /// Drains segments: moves their objects without an interruption for readers.
 ///
@@ -27,7 +27,7 @@ use mooncake_master::DrainStatus;
         (status = 409, body = Failure, description = "A segment is not in state OK")
     )
 )]
-pub(super) async fn start(State(state): Shared, body: Bytes) -> Response {
+pub(super) async fn start(State(state): Shared, Content(body): Content) -> Response {
     let request: DrainRequest = match read(&body) {
         Ok(request) => request,
         Err(refusal) => return *refusal,

@@ -5,6 +5,7 @@ mod answers;
 mod cluster;
 mod curve;
 mod drain;
+mod key_lists;
 mod objects;
 mod pins;
 mod query;
@@ -16,10 +17,9 @@ mod tenants;
 
 use std::sync::Arc;
 
-use axum::Router;
-use axum::extract::DefaultBodyLimit;
 use axum::http::header;
 use axum::routing::get;
+use axum::{Extension, Router};
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -27,9 +27,11 @@ use utoipa_axum::routes;
 use super::state::State;
 use mooncake_client::programs::openapi_document;
 use mooncake_protocol::http::{JSON, nothing_here};
+use mooncake_transport::http_server::BodyLimit;
 
-/// Maximum length of a request body in bytes.
-const MAX_BODY: usize = 1 << 20;
+/// Maximum length of a request body.
+const MAX_BODY: BodyLimit =
+    BodyLimit { bytes: 16 << 20, remedy: "send several requests with a part of the list each" };
 
 #[derive(OpenApi)]
 #[openapi(info(
@@ -50,8 +52,8 @@ pub(super) fn pages(state: Arc<State>) -> Router {
         .routes(routes!(cluster::metrics_summary))
         .routes(routes!(curve::memory_curve))
         .routes(routes!(objects::query_key))
-        .routes(routes!(objects::batch_query_keys))
-        .routes(routes!(objects::leases))
+        .routes(routes!(key_lists::batch_query_keys, key_lists::post_batch_query_keys))
+        .routes(routes!(key_lists::leases, key_lists::post_leases))
         .routes(routes!(objects::explain))
         .routes(routes!(objects::all_keys))
         .routes(routes!(objects::remove_all))
@@ -73,6 +75,6 @@ pub(super) fn pages(state: Arc<State>) -> Router {
         // Mooncake C++ responds to every unknown path or method in this way.
         .fallback(nothing_here)
         .method_not_allowed_fallback(nothing_here)
-        .layer(DefaultBodyLimit::max(MAX_BODY))
+        .layer(Extension(MAX_BODY))
         .with_state(state)
 }

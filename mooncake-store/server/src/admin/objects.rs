@@ -1,6 +1,5 @@
 //! Objects: location, list and removal.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::Extension;
@@ -8,15 +7,11 @@ use axum::body::Body;
 use axum::extract::{RawQuery, State};
 use axum::http::StatusCode;
 use axum::response::Response;
-use mooncake_core::replica::{Replica, ReplicaLocation};
-use mooncake_core::{ErrorCode, Result};
+use mooncake_core::ErrorCode;
 
-use super::answers::{
-    DiskReplica, Explained, Failure, Found, FoundMany, Leases, LocalDiskReplica, MemoryReplica, NoKeys,
-    OneOfMany, Removed,
-};
+use super::answers::{Explained, Failure, Found, MemoryReplica, Removed};
 use super::query::{decoded, form_bytes, form_text, raw};
-use super::reply::{Shared, answer, failure, page, text, text_failure, text_stream};
+use super::reply::{Shared, failure, page, text, text_failure, text_stream};
 use crate::state::State as MasterState;
 use mooncake_master::MissCause;
 use mooncake_protocol::api::DEFAULT_TENANT;
@@ -53,67 +48,8 @@ pub(super) async fn query_key(State(state): Shared, RawQuery(query): RawQuery) -
     }
 }
 
-fn tenant(query: Option<&str>) -> String {
+pub(super) fn tenant(query: Option<&str>) -> String {
     form_text(query, "tenant_id").unwrap_or_else(|| DEFAULT_TENANT.to_owned())
-}
-
-/// Returns the replicas of several objects without a lease, like `/query_key`.
-///
-/// Keys are separated by commas and percent-decoded one by one, so that a key may contain a comma
-/// as `%2C`.
-#[utoipa::path(
-    get,
-    path = "/batch_query_keys",
-    params(
-        ("keys" = String, Query, description = "Keys, separated by commas"),
-        ("tenant_id" = Option<String>, Query, description = "Tenant; `default` if absent")
-    ),
-    responses((status = 200, body = FoundMany), (status = 400, body = NoKeys))
-)]
-pub(super) async fn batch_query_keys(State(state): Shared, RawQuery(query): RawQuery) -> Response {
-    let Some(keys) = raw(query.as_deref(), "keys").filter(|keys| !keys.is_empty()) else {
-        let error = "No keys provided. Use ?keys=key1,key2,...";
-        return answer(StatusCode::BAD_REQUEST, &NoKeys { success: false, error });
-    };
-    let tenant = tenant(query.as_deref());
-    let peek = |key: &[u8]| match state.master.scoped(&tenant, key) {
-        Ok(key) => state.master.peek(&key),
-        Err(_) => Err(ErrorCode::ObjectNotFound.into()),
-    };
-    let data: BTreeMap<_, _> = keys
-        .split(',')
-        .map(|key| {
-            let key = form_bytes(key);
-            let shown = String::from_utf8_lossy(&key).into_owned();
-            (shown, one_of_many(peek(&key)))
-        })
-        .collect();
-    page(&FoundMany { success: true, data })
-}
-
-/// Returns the time until the leases of readers on objects end. Objects without a lease are left
-/// out.
-///
-/// Keys are separated by commas and percent-decoded one by one. Mooncake C++ lacks this endpoint.
-#[utoipa::path(
-    get,
-    path = "/api/v1/leases",
-    params(
-        ("keys" = String, Query, description = "Keys, separated by commas"),
-        ("tenant_id" = Option<String>, Query, description = "Tenant; `default` if absent")
-    ),
-    responses((status = 200, body = Leases))
-)]
-pub(super) async fn leases(State(state): Shared, RawQuery(query): RawQuery) -> Response {
-    let tenant = tenant(query.as_deref());
-    let keys = raw(query.as_deref(), "keys").unwrap_or_default();
-    let lease_ms = keys.split(',').filter_map(|key| {
-        let key = form_bytes(key);
-        let left = state.master.leased_for(&state.master.scoped(&tenant, &key).ok()?)?;
-        let ms = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
-        Some((String::from_utf8_lossy(&key).into_owned(), ms))
-    });
-    page(&Leases { success: true, lease_ms: lease_ms.collect() })
 }
 
 /// Returns whether an object can be read, and why not.
@@ -143,49 +79,6 @@ pub(super) async fn explain(State(state): Shared, RawQuery(query): RawQuery) -> 
         explanation: cause.map(MissCause::meaning),
         lease_ms: u64::try_from(lease.as_millis()).unwrap_or(u64::MAX),
     })
-}
-
-fn one_of_many(found: Result<Vec<Replica>>) -> OneOfMany {
-    let none = OneOfMany {
-        ok: true,
-        error: None,
-        values: None,
-        disk_values: None,
-        local_disk_values: None,
-        nof_values: None,
-    };
-    let replicas = match found {
-        Ok(replicas) => replicas,
-        Err(error) => return OneOfMany { ok: false, error: Some(error.code().name().into()), ..none },
-    };
-    let mut all = none;
-    for replica in &replicas {
-        match &replica.location {
-            ReplicaLocation::Memory(_) => {
-                all.values.get_or_insert_default().extend(MemoryReplica::of(replica));
-            }
-            ReplicaLocation::NofSsd(at) => all.nof_values.get_or_insert_default().push(MemoryReplica {
-                size_: at.size,
-                buffer_address_: at.address,
-                protocol_: at.protocol.clone(),
-                transport_endpoint_: at.endpoint.clone(),
-            }),
-            ReplicaLocation::Disk { path, size } => all
-                .disk_values
-                .get_or_insert_default()
-                .push(DiskReplica { file_path: path.clone(), object_size: *size }),
-            ReplicaLocation::LocalDisk { client, size, endpoint } => {
-                all.local_disk_values.get_or_insert_default().push(LocalDiskReplica {
-                    client_id: client.to_string(),
-                    object_size: *size,
-                    transport_endpoint: endpoint.clone(),
-                });
-            }
-            // Mooncake C++ lists none of these.
-            ReplicaLocation::Dfs { .. } => {}
-        }
-    }
-    all
 }
 
 /// Returns every readable key, one per line. Invalid UTF-8 is replaced.

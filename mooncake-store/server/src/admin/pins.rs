@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use axum::body::Bytes;
 use axum::response::Response;
 use mooncake_core::Error;
 use mooncake_master::is_tenant;
@@ -13,6 +12,7 @@ use utoipa::ToSchema;
 use super::answers::{Failure, Pin, Pins};
 use super::reply::{Shared, bad_request, page, read};
 use crate::state::State;
+use mooncake_transport::http_server::Content;
 
 /// Maximum number of keys of a request.
 const MAX_KEYS: usize = 4096;
@@ -52,7 +52,7 @@ pub(super) struct UnpinRequest {
     request_body = PinRequest,
     responses((status = 200, body = Pins), (status = 400, body = Failure))
 )]
-pub(super) async fn soft_pin(axum::extract::State(state): Shared, body: Bytes) -> Response {
+pub(super) async fn soft_pin(axum::extract::State(state): Shared, Content(body): Content) -> Response {
     match read::<PinRequest>(&body) {
         Ok(PinRequest { keys, ttl_ms: Some(ttl), tenant_id }) => {
             set_pins(&state, keys, Some(Duration::from_millis(ttl)), tenant_id)
@@ -69,7 +69,7 @@ pub(super) async fn soft_pin(axum::extract::State(state): Shared, body: Bytes) -
     request_body = UnpinRequest,
     responses((status = 200, body = Pins), (status = 400, body = Failure))
 )]
-pub(super) async fn soft_unpin(axum::extract::State(state): Shared, body: Bytes) -> Response {
+pub(super) async fn soft_unpin(axum::extract::State(state): Shared, Content(body): Content) -> Response {
     match read::<PinRequest>(&body) {
         Ok(PinRequest { keys, ttl_ms: None, tenant_id }) => set_pins(&state, keys, None, tenant_id),
         Ok(_) => bad_request(EXPECTED),

@@ -10,14 +10,20 @@ use super::query::{decoded, form_text, raw};
 use super::reply::{Shared, bad_request, failure, page, status_of, text, text_failure};
 use mooncake_master::SegmentStats;
 
-/// Returns the names of all segments, one per line.
+/// Returns the names of all segments, one per line. Without segments, the body is an empty line:
+/// SGLang with `check_server` waits for a body before it mounts its own segment.
 #[utoipa::path(
     get,
     path = "/get_all_segments",
     responses((status = 200, body = String, content_type = "text/plain"))
 )]
 pub(super) async fn all_segments(State(state): Shared) -> Response {
-    text(state.master.segment_stats().iter().map(|at| format!("{}\n", at.segment.name)).collect())
+    let mut names: String =
+        state.master.segment_stats().iter().map(|at| format!("{}\n", at.segment.name)).collect();
+    if names.is_empty() {
+        names.push('\n');
+    }
+    text(names)
 }
 
 /// Returns all segments with owner, address, state and use.

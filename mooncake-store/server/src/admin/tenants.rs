@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use axum::body::Bytes;
 use axum::extract::{RawQuery, State};
 use axum::http::StatusCode;
 use axum::response::Response;
@@ -13,6 +12,7 @@ use super::query::{form_text, raw};
 use super::reply::{Shared, bad_request, failure, page, read, status_of};
 use crate::state::State as ServerState;
 use mooncake_master::{TenantInfo, TenantQuota, is_tenant};
+use mooncake_transport::http_server::Content;
 
 /// Returns the quota of a tenant or of all tenants, and its use.
 #[utoipa::path(
@@ -53,7 +53,11 @@ pub(super) async fn quotas(State(state): Shared, RawQuery(query): RawQuery) -> R
         (status = 500, body = Failure, description = "The policy could not be written; nothing has changed")
     )
 )]
-pub(super) async fn set_quota(State(state): Shared, RawQuery(query): RawQuery, body: Bytes) -> Response {
+pub(super) async fn set_quota(
+    State(state): Shared,
+    RawQuery(query): RawQuery,
+    Content(body): Content,
+) -> Response {
     let Some(name) = tenant(query.as_deref()) else { return bad_request(NO_TENANT) };
     let request: QuotaRequest = match read(&body) {
         Ok(request) => request,

@@ -362,7 +362,8 @@ const QUOTAS: &[Flag] = settings! {
 const KV_EVENTS: &[Flag] = settings! {
     /// Publish events about stored and removed objects over ZeroMQ
     enable_kv_events: "false" => Read,
-    /// Endpoint of the events, such as tcp://*:5557
+    /// Endpoint of the events: tcp://HOST:PORT. HOST is an address, a name, an interface, or * for
+    /// every address; * as PORT selects a free one
     kv_events_bind_endpoint: "" => Read,
     /// Name of this cache in events
     kv_events_backend_id: "" => Read,

@@ -48,7 +48,8 @@ mod tests {
         assert_eq!(ttl("1h"), Duration::from_secs(3600));
         let silence = MasterConfig::from_flags([("client_ttl", "4")]).unwrap().options.client_ttl;
         assert_eq!(silence, Duration::from_secs(4));
-        for bad in ["", "s", "1.5s", "-1", "5 s", "5d", "99999999999999999999", "9999999999999999h"] {
+        assert_eq!(ttl("5 S"), Duration::from_secs(5));
+        for bad in ["", "s", "1.5s", "-1", "5 d", "5d", "99999999999999999999", "9999999999999999h"] {
             assert!(error("default_kv_lease_ttl", bad).contains("--default_kv_lease_ttl"), "{bad}");
         }
     }
@@ -137,7 +138,13 @@ mod tests {
             ("enable_metric_reporting", "maybe", "true or false"),
             ("enable_metadata_cleanup_on_timeout", "true", "enable_http_metadata_server"),
             ("enable_kv_events", "true", "--kv_events_bind_endpoint"),
-            ("kv_events_bind_endpoint", "ipc:///tmp/x", "tcp://host:port"),
+            ("kv_events_bind_endpoint", "ipc:///tmp/x", "only tcp is supported: must be tcp://host:port"),
+            ("kv_events_bind_endpoint", "inproc://x", "only tcp is supported"),
+            ("kv_events_bind_endpoint", "5557", "only tcp is supported"),
+            ("kv_events_bind_endpoint", "tcp://:5557", "has no host"),
+            ("kv_events_bind_endpoint", "tcp://*:!", "the port is neither a number nor *"),
+            ("kv_events_bind_endpoint", "tcp://*:65536", "the port is neither a number nor *"),
+            ("kv_events_bind_endpoint", "tcp://10.0.0.1;10.0.0.2:5557", "source address"),
             ("kv_events_bind_endpoint", "tcp://*", "tcp://host:port"),
             ("kv_events_bind_endpoint", "tcp://*:x", "tcp://host:port"),
         ] {
@@ -177,6 +184,19 @@ mod tests {
         let v6 = with(&[("kv_events_bind_endpoint", "tcp://[::1]:*"), ("kv_events_backend_id", "a")]);
         assert_eq!(v6.unwrap(), Some(EventsConfig { host: "[::1]".into(), port: 0, ..wanted }));
         assert_eq!(MasterConfig::from_flags([at]).unwrap().events, None);
+        for (endpoint, host, port) in [
+            ("tcp://lo:5557", "127.0.0.1", 5557),
+            ("tcp://lo:*", "127.0.0.1", 0),
+            ("tcp://*:0", "0.0.0.0", 0),
+            ("tcp://localhost:5557", "localhost", 5557),
+            ("tcp://[::]:5557", "[::]", 5557),
+            ("tcp://::1:5557", "::1", 5557),
+            (" tcp://10.0.0.1:5557 ", "10.0.0.1", 5557),
+        ] {
+            let events = with(&[("kv_events_bind_endpoint", endpoint), ("kv_events_backend_id", "a")]);
+            let events = events.unwrap().unwrap();
+            assert_eq!((&*events.host, events.port), (host, port), "{endpoint}");
+        }
         let fields = with(&[
             at,
             ("kv_events_backend_id", "a"),

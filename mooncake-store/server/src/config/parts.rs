@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use mooncake_core::fault_injection::is_planted;
 use mooncake_core::settings::values::{
-    Parsed, any, count, number, optional, ratio, seconds, switch, text, within,
+    Parsed, any, bytes, count, number, optional, ratio, seconds, switch, text, within,
 };
 use mooncake_core::{Error, Result};
 use mooncake_master::{DiskOptions, FileOptions, GRANT_USE, HotOptions, MasterOptions, PromotionOptions};
@@ -104,11 +104,11 @@ impl Settings {
 
     fn files(&self, cluster: &str) -> Result<Option<FileOptions>> {
         let parent = self.text("root_fs_dir")?;
-        let capacity = self.read("global_file_segment_size", file_bytes)?;
+        let capacity = self.read("global_file_segment_size", bytes)?;
         let files = FileOptions {
             dir: format!("{}/{cluster}", parent.trim_end_matches('/')),
             evict: self.on("enable_disk_eviction")?,
-            quota: self.read("quota_bytes", file_bytes)?,
+            quota: self.read("quota_bytes", bytes)?,
             capacity: if capacity == i64::MAX as u64 { 0 } else { capacity },
         };
         if parent.is_empty() {
@@ -313,11 +313,6 @@ fn optional_seconds(text: &str) -> Parsed<Option<Duration>> {
             time => Ok(Some(time)),
         },
     }
-}
-
-/// Parses a size of files; the largest is the default of a flag of Mooncake C++.
-fn file_bytes(text: &str) -> Parsed<u64> {
-    within(text, 0, i64::MAX as u64)
 }
 
 /// Parses a number in events.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use mooncake_core::settings::Effect;
 use mooncake_core::settings::Environment;
-use mooncake_core::settings::values::Parsed;
+use mooncake_core::settings::values::{Parsed, seconds};
 use mooncake_core::{Error, Result};
 
 use super::MasterConfig;
@@ -163,7 +163,7 @@ impl Settings {
         });
         let short = self.settings.iter().filter(|setting| {
             setting.flag.name == "put_start_release_timeout_sec"
-                && setting.value.parse().is_ok_and(|seconds: u64| seconds < GRANT_USE.as_secs())
+                && seconds(&setting.value).is_ok_and(|time| time < GRANT_USE)
         });
         let short = short.map(|setting| {
             format!(

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use mooncake_core::settings::values::{Parsed, seconds};
+use mooncake_transport::net::address_of;
 
 /// Parses seconds, where 0 stands for no limit.
 pub(super) fn limit(text: &str) -> Parsed<Duration> {
@@ -18,13 +19,29 @@ pub(super) fn cluster_id(text: &str) -> Parsed<String> {
     Ok(text.into())
 }
 
-/// Parses `tcp://host:port`, where `*` stands for every address or a free port.
+/// Parses an endpoint of ZeroMQ for binding, `tcp://host:port`. The host is an address, a name, an
+/// interface, or `*` for every address. The port is a number; `*` and 0 select a free one.
 pub(super) fn endpoint(text: &str) -> Parsed<(String, u16)> {
-    let refuse = || "must be tcp://host:port, with * for every address or a free port".to_owned();
-    let (host, port) = text.strip_prefix("tcp://").and_then(|at| at.rsplit_once(':')).ok_or_else(refuse)?;
-    let host = if host == "*" { "0.0.0.0" } else { host };
-    let port = if port == "*" { 0 } else { port.parse().map_err(|_| refuse())? };
-    if host.is_empty() { Err(refuse()) } else { Ok((host.into(), port)) }
+    let refuse = |reason: &str| {
+        format!(
+            "{reason}: must be tcp://host:port, with * for every address or a free port; the host may be an interface"
+        )
+    };
+    let at = text.trim().strip_prefix("tcp://").ok_or_else(|| refuse("only tcp is supported"))?;
+    let (host, port) = at.rsplit_once(':').ok_or_else(|| refuse("has no port"))?;
+    let port = match port {
+        "*" => 0,
+        // `!` is a form of CZMQ, which ZeroMQ refuses.
+        port => port.parse().map_err(|_| refuse("the port is neither a number nor *"))?,
+    };
+    let host = match host {
+        "" => return Err(refuse("has no host")),
+        "*" => "0.0.0.0".into(),
+        _ if host.contains(';') => return Err(refuse("has a source address, which only subscribers have")),
+        // An interface has precedence over a name, as in ZeroMQ.
+        _ => address_of(host).map_or_else(|_| host.to_owned(), |address| address.to_string()),
+    };
+    Ok((host, port))
 }
 
 /// Returns the known name with the smallest distance, if it is similar.

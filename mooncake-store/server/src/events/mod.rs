@@ -74,12 +74,9 @@ pub(super) async fn start(
     clock: SharedClock,
 ) -> Result<(Arc<Feed>, Publisher, SocketAddr)> {
     let address = host_port::join(&config.host, config.port);
-    let refused = |error| {
-        Error::new(
-            ErrorCode::RpcFail,
-            format!("cannot publish events at {address} (--kv_events_bind_endpoint)"),
-        )
-        .with_source(error)
+    let refused = |error: std::io::Error| {
+        let text = format!("cannot publish events at {address} (--kv_events_bind_endpoint): {error}");
+        Error::new(ErrorCode::RpcFail, text).with_source(error)
     };
     let listener = ParentOnly::new(TcpListener::bind(&address).await.map_err(refused)?);
     let at = listener.local_addr().map_err(refused)?;

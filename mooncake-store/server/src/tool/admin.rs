@@ -14,6 +14,9 @@ use super::connects::listens;
 const ADMIN_PORT: u16 = 9003;
 /// Maximum length of a response in bytes.
 const MAX_PAGE: u64 = 1 << 30;
+/// Length in bytes that a list of keys in an address exceeds by no more than one key. The length of
+/// an address is limited, in Mooncake C++ too.
+const KEY_LIST: usize = 8 << 10;
 
 /// Admin endpoints of a master.
 #[derive(Debug)]
@@ -191,18 +194,24 @@ impl Admin {
 
     /// Returns the replicas of each key; none for a missing object.
     pub(super) fn replicas(&self, tenant: &str, keys: &[&str]) -> Result<BTreeMap<String, Vec<Replica>>> {
-        let list: Vec<String> = keys.iter().map(|key| escaped(key)).collect();
-        let path = format!("/batch_query_keys?keys={}&tenant_id={}", list.join(","), escaped(tenant));
-        let queried: Queried = self.document(&path)?;
-        Ok(queried.data.into_iter().map(|(key, at)| (key, at.values.unwrap_or_default())).collect())
+        let mut replicas = BTreeMap::new();
+        for list in key_lists(keys) {
+            let path = format!("/batch_query_keys?keys={list}&tenant_id={}", escaped(tenant));
+            let queried: Queried = self.document(&path)?;
+            replicas.extend(queried.data.into_iter().map(|(key, at)| (key, at.values.unwrap_or_default())));
+        }
+        Ok(replicas)
     }
 
     /// Returns the remaining time of the leases on these keys. Keys without a lease are left out.
     pub(super) fn leases(&self, tenant: &str, keys: &[&str]) -> Result<BTreeMap<String, Duration>> {
-        let list: Vec<String> = keys.iter().map(|key| escaped(key)).collect();
-        let path = format!("/api/v1/leases?keys={}&tenant_id={}", list.join(","), escaped(tenant));
-        let leases: Leases = self.document(&path)?;
-        Ok(leases.lease_ms.into_iter().map(|(key, ms)| (key, Duration::from_millis(ms))).collect())
+        let mut leases = BTreeMap::new();
+        for list in key_lists(keys) {
+            let path = format!("/api/v1/leases?keys={list}&tenant_id={}", escaped(tenant));
+            let answer: Leases = self.document(&path)?;
+            leases.extend(answer.lease_ms.into_iter().map(|(key, ms)| (key, Duration::from_millis(ms))));
+        }
+        Ok(leases)
     }
 
     /// Returns whether a key can be read, and why not.
@@ -255,6 +264,21 @@ fn sums(text: &str) -> BTreeMap<String, f64> {
     sums
 }
 
+/// Returns the keys as lists for an address: escaped, and separated by commas.
+fn key_lists(keys: &[&str]) -> Vec<String> {
+    let mut lists: Vec<String> = Vec::new();
+    for key in keys {
+        match lists.last_mut().filter(|list| list.len() < KEY_LIST) {
+            Some(list) => {
+                list.push(',');
+                list.push_str(&escaped(key));
+            }
+            None => lists.push(escaped(key)),
+        }
+    }
+    lists
+}
+
 /// Percent-encodes everything except letters, digits and `-._~`.
 fn escaped(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
@@ -270,5 +294,15 @@ mod tests {
         let sums = sums("# TYPE a gauge\na 1\nb{x=\"1 2\"} 2\nb{x=\"3\"} 0.5\nbroken\nnan NaN x\n");
         assert_eq!(sums.into_iter().collect::<Vec<_>>(), [("a".into(), 1.0), ("b".into(), 2.5)]);
         assert_eq!(escaped("a/b,c"), "a%2Fb%2Cc");
+    }
+
+    #[test]
+    fn long_lists_of_keys_are_split() {
+        assert_eq!(key_lists(&["a", "b,"]), ["a,b%2C"]);
+        assert!(key_lists(&[]).is_empty());
+        let key = "k".repeat(2000);
+        let lists = key_lists(&vec![key.as_str(); 100]);
+        assert_eq!(lists.iter().map(|list| list.split(',').count()).sum::<usize>(), 100);
+        assert!(lists.len() > 1 && lists.iter().all(|list| list.len() < KEY_LIST + key.len() + 1));
     }
 }

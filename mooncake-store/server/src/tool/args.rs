@@ -7,6 +7,7 @@ use clap::{Args as ClapArgs, Parser, Subcommand};
 
 use mooncake_core::settings;
 use mooncake_core::settings::Effect::Read;
+use mooncake_core::settings::values::bytes;
 use mooncake_core::settings::{Environment, Setting};
 
 /// Environment variables of the CLI `mooncake`.
@@ -123,7 +124,7 @@ pub(super) struct Doctor {
 #[derive(Clone, Debug, ClapArgs)]
 pub(super) struct Bench {
     /// Size of a value in bytes (4096, 64K, 1M, ..)
-    #[arg(long, default_value = "1M", value_parser = size)]
+    #[arg(long, default_value = "1M", value_parser = bytes)]
     pub(super) size: u64,
     /// Number of objects to put and get
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
@@ -135,7 +136,7 @@ pub(super) struct Bench {
     #[arg(long)]
     pub(super) evict: bool,
     /// Bytes that this process contributes to the cluster during the run
-    #[arg(long, default_value = "0", value_parser = size)]
+    #[arg(long, default_value = "0", value_parser = bytes)]
     pub(super) segment: u64,
 }
 
@@ -212,21 +213,6 @@ fn seconds(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_secs_f64(seconds))
 }
 
-/// Parses `65536`, `64K` or `1MiB`. Units are powers of 1024.
-fn size(text: &str) -> Result<u64, String> {
-    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let (number, unit) = text.split_at(digits);
-    let shift = match unit.trim().to_ascii_lowercase().as_str() {
-        "" | "b" => 0,
-        "k" | "kb" | "kib" => 10,
-        "m" | "mb" | "mib" => 20,
-        "g" | "gb" | "gib" => 30,
-        _ => return Err(format!("`{unit}` is not a unit of bytes: use K, M or G")),
-    };
-    let number: u64 = number.parse().map_err(|_| format!("`{text}` is not a number of bytes"))?;
-    number.checked_mul(1 << shift).ok_or_else(|| format!("`{text}` is out of range"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -235,8 +221,8 @@ mod tests {
     #[test]
     fn the_command_line_holds_together() {
         Args::command().debug_assert();
-        assert_eq!(size("64K"), Ok(65536));
-        assert!(size("1X").is_err() && size("99999999999999999999").is_err());
+        assert_eq!(bytes("64K"), Ok(65536));
+        assert!(bytes("1X").is_err() && bytes("99999999999999999999").is_err());
         assert!(seconds("26").is_err() && seconds("nan").is_err());
     }
 }

@@ -16,9 +16,6 @@ use super::progress::Progress;
 use super::session::{Session, Use};
 use mooncake_client::{Client, PutOptions, PutOutcome};
 
-/// Maximum number of keys in one request, because the length of a URL is limited.
-const AT_ONCE: usize = 50;
-
 pub(super) fn list(session: &Session, args: &Ls) -> Result<()> {
     session.check_tenant(Use::Reads)?;
     let admin = session.admin()?;
@@ -27,15 +24,12 @@ pub(super) fn list(session: &Session, args: &Ls) -> Result<()> {
     if !args.long {
         return if session.to.json { say_json(&json!(keys)) } else { keys.iter().try_for_each(say) };
     }
-    let mut found = Vec::new();
-    for some in keys.chunks(AT_ONCE) {
-        let some: Vec<&str> = some.iter().map(String::as_str).collect();
-        let mut replicas = admin.replicas(&session.to.tenant, &some)?;
-        // Objects that were removed meanwhile are not listed.
-        found.extend(
-            some.iter().filter_map(|key| Some((*key, replicas.remove(*key).filter(|at| !at.is_empty())?))),
-        );
-    }
+    let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+    let mut replicas = admin.replicas(&session.to.tenant, &keys)?;
+    // Objects that were removed meanwhile are not listed.
+    let found =
+        keys.into_iter().filter_map(|key| Some((key, replicas.remove(key).filter(|at| !at.is_empty())?)));
+    let found: Vec<_> = found.collect();
     if session.to.json {
         let objects = found.iter().map(|(key, at)| {
             let endpoints: Vec<&str> = at.iter().map(|at| at.transport_endpoint_.as_str()).collect();
