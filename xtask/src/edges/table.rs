@@ -162,6 +162,14 @@ pub(super) const EDGES: &[(&str, &[Edge])] = &[
         ],
     ),
     (
+        "old-memory",
+        &[Edge {
+            program: "client",
+            test: "old_memory::no_read_returns_bytes_that_its_object_was_not_given",
+            bugs: &["session-shows-old-memory"],
+        }],
+    ),
+    (
         "sessions",
         &[Edge {
             program: "client",
