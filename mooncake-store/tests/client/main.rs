@@ -63,3 +63,4 @@ mod sessions;
 mod shared_engine;
 mod tasks;
 mod tenants;
+mod zeroes;

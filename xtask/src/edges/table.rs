@@ -159,6 +159,11 @@ pub(super) const EDGES: &[(&str, &[Edge])] = &[
                 test: "sessions::an_object_with_holes_is_not_committed",
                 bugs: &["session-shows-old-memory"],
             },
+            Edge {
+                program: "client",
+                test: "zeroes::a_put_without_a_write_shows_no_bytes_of_other_tenants",
+                bugs: &["old-memory-across-tenants"],
+            },
         ],
     ),
     (
