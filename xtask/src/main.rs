@@ -52,6 +52,8 @@ Tests
   security      tests of what other users of a host can see and do (root checks more)
   interleavings [secs]  calls of a master at once, in random orders of its locks and atomics, from
                 new seeds for that time (default 60 s)
+  old-memory [n]  n random writes and reads (default a million) in memory that is full of bytes of
+                other tenants; no read returns one
   memcheck      the Python package under valgrind, a few arguments for each call (Debian: installs
                 valgrind)
   miri          core and transport under Miri (needs a nightly toolchain with the miri component)
@@ -139,6 +141,8 @@ fn main() -> ExitCode {
             Ok(seconds) => interleavings(seconds),
             Err(_) => Err(format!("`{seconds}` is not a number of seconds")),
         },
+        ["old-memory"] => old_memory("1000000"),
+        ["old-memory", operations] => old_memory(operations),
         ["mixed"] => mixed::test(),
         ["features"] => features::check_each(false),
         ["features", "--sets"] => features::check_each(true),
@@ -261,6 +265,15 @@ fn interleavings(seconds: u32) -> Result {
     run::command(&program, &["--nocapture", "calls_at_once"])
         .env("MOONCAKE_INTERLEAVINGS_SECONDS", &seconds.to_string())
         .run()
+}
+
+/// Runs this number of operations of the test of old memory. The build is that of the tests.
+fn old_memory(operations: &str) -> Result {
+    step("old memory");
+    let name = "old_memory::no_read_returns_bytes_that_its_object_was_not_given";
+    let words = ["test", "-p", "mooncake-store", "--all-features", "--test", "client", "--"];
+    let words = [&words[..], &["--nocapture", "--exact", name]].concat();
+    cargo(&words).env("MOONCAKE_OLD_MEMORY_OPERATIONS", operations).run()
 }
 
 fn miri() -> Result {

@@ -19,6 +19,7 @@ const PARTS: &[Part] = &[
     ("seeds", &["test"]),
     ("interleavings", &["interleavings", "60"]),
     ("edges", &["edges"]),
+    ("old-memory", &["old-memory"]),
     ("torture", &["torture", "--seconds", "60"]),
     ("torture-masters", &["torture", "--seconds", "60", "--restarts"]),
     ("load", &["load"]),

@@ -597,6 +597,7 @@ impl<S: TransportSource> ClientBuilder<S> {
                 read_numbers: ReadNumbers::new(&mut rng),
                 rng: Mutex::new(rng),
                 has_stored: AtomicBool::new(false),
+                zeroes_nothing: AtomicBool::new(false),
                 next_replica: AtomicUsize::new(0),
                 runtime,
                 closed: watch::Sender::new(false),

@@ -1,5 +1,6 @@
 //! Pings to the master, and the remount after the master has forgotten the client.
 
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -117,6 +118,7 @@ impl HeartbeatState {
             // The master may be another one. The version numbers of some masters are unique only
             // during the life of that master.
             client.forget_all();
+            client.zeroes_nothing.store(false, Relaxed);
             client.master.expect_another_master();
         }
         if reply.need_remount || client.has_unconfirmed() {
@@ -134,6 +136,9 @@ impl HeartbeatState {
         // not mean that the master is unreachable.
         if let Err(error) = client.take_tasks(&deadline).await {
             tracing::debug!(client = %client.id, "no tasks: {error}");
+        }
+        if let Err(error) = client.zero_requested(&deadline).await {
+            tracing::debug!(client = %client.id, "no memory to zero: {error}");
         }
         Ok(())
     }

@@ -77,6 +77,7 @@ mod summary;
 mod tasks;
 mod version;
 mod writing;
+mod zeroes;
 
 pub use self::builder::{BuiltIn, ClientBuilder, MasterHandle, Setting, SuppliedTransport, TransportSource};
 pub use self::cache::HotCacheStats;

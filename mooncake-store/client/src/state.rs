@@ -98,6 +98,8 @@ pub(crate) struct Inner<T: Transport> {
     pub(crate) read_numbers: ReadNumbers,
     /// True once an object was stored: the cluster has had a segment.
     pub(crate) has_stored: AtomicBool,
+    /// True once the present master has said that it requests no memory to be zeroed.
+    pub(crate) zeroes_nothing: AtomicBool,
     pub(crate) next_replica: AtomicUsize,
     pub(crate) runtime: Handle,
     pub(crate) closed: watch::Sender<bool>,

@@ -55,7 +55,7 @@ use super::wire::{
     SpaceOutlook, StorageConfig, StoredAt, StoredReplica, Task, TaskInfo, TaskReport, TimedInventoryPage,
     VerifiedReplicas, WeightChange, WeightCommit, WeightError, WeightImport, WeightLease, WeightLeaseRelease,
     WeightLeaseRenewal, WeightLeaseRequest, WeightList, WeightMoveRequest, WeightOperation,
-    WeightOperationQuery, WeightPage, WeightQuery, WeightRevision, WeightView, Welcome,
+    WeightOperationQuery, WeightPage, WeightQuery, WeightRevision, WeightView, Welcome, ZeroWork,
 };
 
 /// Version that a master of this table reports. The client of Mooncake C++ requires an equal
@@ -520,6 +520,8 @@ calls! {
     /// process of a segment file does.
     HandOverSegment(segment: SegmentId, client: ClientId) -> Answer<()>
         [counter unmount_segment, remote_only];
+    /// Returns memory of the client to zero, before writers that may leave bytes out receive it.
+    FetchZeroWork<'a>(client: ClientId, zeroed: List<'a, u64>) -> Answer<ZeroWork>;
     /// [`CopyStart`] of a numbered copy, or with a token [`DynamicReplicaCopyStart`]. A repetition
     /// returns the same space. The start of a copy that was ended or revoked is refused.
     StartCopy<'a>(

@@ -169,6 +169,30 @@ wire_struct! {
 }
 
 wire_struct! {
+    /// Extent of a segment that its owner shall zero.
+    pub struct ZeroExtent {
+        /// Number of the request, for its report.
+        pub number: u64,
+        /// Segment of the client.
+        pub segment: SegmentId,
+        /// Offset in the segment in bytes.
+        pub offset: u64,
+        /// Length in bytes.
+        pub len: u64,
+    }
+}
+
+wire_struct! {
+    /// Memory for its owner to zero.
+    pub struct ZeroWork {
+        /// False if this master never requests any.
+        pub needed: bool,
+        /// Requests without a report, earlier ones included.
+        pub extents: Vec<ZeroExtent>,
+    }
+}
+
+wire_struct! {
     /// Objects from a disk, in memory of its owner where others read them.
     pub struct Lent {
         /// Number of the loan, for its return.

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use mooncake_core::Result;
 use mooncake_core::clock::Rng;
 use mooncake_core::evict::PolicyKind;
-use mooncake_store::client::{Client, ClientBuilder, MasterHandle};
+use mooncake_store::client::{Client, ClientBuilder, ClientConfig, MasterHandle};
 use mooncake_store::config::{MasterConfig, MetadataServerConfig};
 use mooncake_store::master::{Master, MasterOptions};
 use mooncake_store::protocol::frame::Status;
@@ -99,9 +99,14 @@ impl Cluster {
 
     /// Returns a client that uses the transport even to other clients of this process.
     pub(crate) fn builder(&self) -> ClientBuilder {
+        self.builder_with(ClientConfig::default())
+    }
+
+    /// Returns a builder like [`Cluster::builder`] with further settings.
+    pub(crate) fn builder_with(&self, config: ClientConfig) -> ClientBuilder {
         let metadata = self.server.as_ref().and_then(|server| server.addresses().metadata);
         let metadata = metadata.map_or("P2PHANDSHAKE".into(), |at| format!("http://{at}/metadata"));
-        let builder = Client::builder();
+        let builder = Client::builder().config(config);
         #[cfg(feature = "transport-rdma")]
         let builder = match self.kind {
             Kind::Rdma => {

@@ -61,7 +61,8 @@ impl World {
         self.over(builder, "127.0.0.1", segment, 1 << 20).await
     }
 
-    async fn over(
+    /// Connects a client with further settings.
+    pub(crate) async fn over(
         &self,
         builder: ClientBuilder,
         name: &str,

@@ -45,6 +45,8 @@ mod local;
 mod lossy;
 mod many_clients;
 mod moved_memory;
+#[cfg(feature = "disk")]
+mod old_memory;
 mod parts;
 mod payloads;
 #[cfg(feature = "disk")]
@@ -61,3 +63,4 @@ mod sessions;
 mod shared_engine;
 mod tasks;
 mod tenants;
+mod zeroes;

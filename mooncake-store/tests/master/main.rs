@@ -49,3 +49,4 @@ mod weight_property;
 mod weights;
 mod write_order;
 mod writes;
+mod zeroes;

@@ -159,7 +159,20 @@ pub(super) const EDGES: &[(&str, &[Edge])] = &[
                 test: "sessions::an_object_with_holes_is_not_committed",
                 bugs: &["session-shows-old-memory"],
             },
+            Edge {
+                program: "client",
+                test: "zeroes::a_put_without_a_write_shows_no_bytes_of_other_tenants",
+                bugs: &["old-memory-across-tenants"],
+            },
         ],
+    ),
+    (
+        "old-memory",
+        &[Edge {
+            program: "client",
+            test: "old_memory::no_read_returns_bytes_that_its_object_was_not_given",
+            bugs: &["session-shows-old-memory"],
+        }],
     ),
     (
         "sessions",

@@ -608,6 +608,7 @@ handlers! {
             left: job.active + job.blocked + job.failed,
         })
     };
+    FetchZeroWork<'a>: |master, r| Ok(master.zero_work(r.client, &r.zeroed));
     FetchExpired: |master, r| Ok(master.expired(r.client, r.segment, r.after));
     FetchUnclaimed: |master, r| Ok(master.unclaimed(r.client, r.segment, r.after));
     ExchangeEpochs<'a>: |master, r| Ok(master.exchange_epochs_of(r.client, &r.epochs));

@@ -38,5 +38,6 @@ mod tenants;
 pub(crate) mod tick;
 mod weight_moves;
 mod weights;
+mod zeroes;
 
 pub use self::master::Master;

@@ -113,7 +113,8 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
             ..ReplicateConfig::default()
         };
         let charged = self.space().tenants.reserve(object.tenant(), len, 0).map_err(|_| no_space(len))?;
-        let Some(space) = self.space().place(len, hash, &config, now) else {
+        let grantee = promoter.grantee(object.tenant());
+        let Ok(space) = self.space().place(len, hash, grantee, &config, now) else {
             drop(charged);
             return Ok(PromotionStart::NoSpace {
                 value: self.space().directory.value_in_memory(&mut shard, slot),

@@ -24,7 +24,7 @@ use crate::model::disk_replicas::DiskReplicas;
 use crate::model::lifetime::Lifetime;
 use crate::model::misses::MissCause;
 use crate::model::options::Placement;
-use crate::model::segment::Allocation;
+use crate::model::segment::{Allocation, NoSpace};
 use crate::model::tenants::{QuotaRefusal, Reservation, unknown};
 use crate::model::value::{Stamp, Writer};
 
@@ -107,7 +107,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         let hash = self.hash_of(put.key, call);
         let place = call.place().unwrap_or_else(|| Place::numbered(0));
         let tenant = self.space().tenants.number(put.key);
-        let mut quota_made = 0;
+        let (mut quota_made, mut refusal) = (0, NoSpace::Full);
         for _ in 0..ROUNDS {
             let now = self.space().clock.now();
             let mut shard = self.space().directory.lock(hash);
@@ -130,9 +130,17 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
                     return Err(self.space().quota_exceeded(tenant, put.key, bytes));
                 }
             };
-            if let Some(space) = self.space().place(put.len, hash, put.config, now) {
-                self.space().counters.placed(put.config.replicas, space.len());
-                return self.grant(&mut shard, hash, put, place, space, charged, &show, now);
+            let grantee = put.writer.grantee(tenant);
+            match self.space().place(put.len, hash, grantee, put.config, now) {
+                Ok(space) => {
+                    self.space().counters.placed(put.config.replicas, space.len());
+                    return self.grant(&mut shard, hash, put, place, space, charged, &show, now);
+                }
+                Err(why) => refusal = why,
+            }
+            // More evictions would free memory with bytes of other tenants, too.
+            if refusal == NoSpace::Remains {
+                break;
             }
             drop(charged);
             drop(shard);
@@ -145,14 +153,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         }
         self.space().counters.out_of_space();
         record_refusal(&mut self.space().directory.lock(hash), hash, put.key, MissCause::PutFailed);
-        Err(Error::new(
-            ErrorCode::NoAvailableHandle,
-            format!(
-                "cannot put object: no segment has enough free space, and no more objects can be \
-                 evicted. len={}",
-                put.len
-            ),
-        ))
+        Err(no_space(refusal, put.len))
     }
 
     /// Ends a write whose bytes are complete. Its value is readable from now on, instead of the
@@ -522,6 +523,15 @@ fn role_of<A: SegmentAllocator>(object: &Object<A>, caller: Writer) -> CallerRol
 /// their own, even in a call about all replicas.
 fn in_memory(replicas: ReplicaType) -> bool {
     matches!(replicas, ReplicaType::All | ReplicaType::Memory)
+}
+
+#[cold]
+fn no_space(why: NoSpace, len: u64) -> Error {
+    let why = match why {
+        NoSpace::Full => "no segment has enough free space, and no more objects can be evicted",
+        NoSpace::Remains => "free memory has bytes of other tenants until its owner zeroes it",
+    };
+    Error::new(ErrorCode::NoAvailableHandle, format!("cannot put object: {why}. len={len}"))
 }
 
 #[cold]

@@ -62,7 +62,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
         if let Some(plan) = repeated(&mut shard[slot], call, source, targets) {
             return Ok(plan);
         }
-        let (source, space) = match self.space_for(&shard[slot], source, targets, now) {
+        let (source, space) = match self.space_for(&shard[slot], copier, source, targets, now) {
             Ok(found) => found,
             Err(error) => {
                 shard.remove_if_empty(slot, MissCause::OwnerLost);
@@ -92,6 +92,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
     fn space_for(
         &self,
         object: &Object<A>,
+        copier: Writer,
         source: &str,
         targets: &[&str],
         now: Moment,
@@ -110,7 +111,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
             if in_segment(target).is_some() || space.iter().any(taken) {
                 continue;
             }
-            match self.space.place_in(target, value.len, now) {
+            match self.space.place_in(target, value.len, copier.grantee(object.tenant()), now) {
                 Ok(held) => space.push(held),
                 Err(error) => {
                     space.into_iter().for_each(|held| held.quarantine(now, now));

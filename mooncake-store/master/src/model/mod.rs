@@ -20,6 +20,7 @@ pub(crate) mod options;
 pub mod pattern;
 pub(crate) mod promise;
 pub(crate) mod readers;
+pub(crate) mod residue;
 pub(crate) mod returned_keys;
 pub(crate) mod segment;
 pub(crate) mod snapshot;

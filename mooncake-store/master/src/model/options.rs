@@ -261,6 +261,10 @@ pub struct MasterOptions {
     pub tasks: TaskOptions,
     /// Tenants with their quotas; `None` for no tenants (`None`).
     pub tenants: Option<Vec<TenantQuota>>,
+    /// With tenants: whether a writer that may end a put with bytes missing, such as a client of
+    /// Mooncake C++, is granted only memory without bytes of other tenants (true). Owners of
+    /// segments zero memory for that.
+    pub zero_across_tenants: bool,
     /// Additional replicas of hot objects; `None` for none (`None`).
     pub hot: Option<HotOptions>,
     /// Disks of clients; `None` for memory only (`None`).
@@ -296,6 +300,7 @@ impl Default for MasterOptions {
             placement: Placement::default(),
             tasks: TaskOptions::default(),
             tenants: None,
+            zero_across_tenants: true,
             hot: None,
             disks: None,
             files: None,

@@ -12,6 +12,7 @@ use mooncake_core::replica::{
 use mooncake_core::{Error, Result};
 
 use super::ledger::Ledger;
+use super::residue::{Grantee, Residue};
 use super::suspicion::Suspicion;
 use crate::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use crate::sync::{Mutex, MutexGuard};
@@ -21,6 +22,9 @@ pub(crate) const GRAIN: u64 = 64;
 
 /// Maximum number of extents that are freed under one lock.
 const SLICE: usize = 2048;
+
+/// Maximum number of extents that one allocation examines for remains of other tenants.
+const MAX_EXAMINED: usize = 16;
 
 /// Mount of one segment. Mounting the same segment again creates another value.
 pub(crate) struct MountedSegment<A> {
@@ -65,14 +69,60 @@ struct SegmentSpace<A> {
     /// Earliest times of reuse of extents of readable replicas to which a client may still write,
     /// by offset.
     held: BTreeMap<u64, Moment>,
+    /// Bytes of earlier objects, if writers are kept from those of other tenants.
+    residue: Option<Residue>,
+}
+
+/// Reason why a segment has no space for an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NoSpace {
+    /// No free extent has that length.
+    Full,
+    /// Free memory has bytes of other tenants.
+    Remains,
 }
 
 impl<A: SegmentAllocator> SegmentSpace<A> {
+    /// Allocates `len` bytes for a writer.
+    fn allocate(&mut self, len: u64, grantee: Grantee) -> Result<Extent, NoSpace> {
+        let allocator = &mut self.allocator;
+        let mut next = || allocator.allocate(len, 1).map_err(|_| NoSpace::Full);
+        let Some(residue) = &mut self.residue else { return next() };
+        let (mut refused, mut found) = (Vec::new(), Err(NoSpace::Remains));
+        while refused.len() < MAX_EXAMINED {
+            let extent = match next() {
+                Ok(extent) => extent,
+                Err(full) if refused.is_empty() => return Err(full),
+                Err(_) => break,
+            };
+            if residue.admits(extent, grantee) {
+                residue.record(extent, grantee.tenant);
+                found = Ok(extent);
+                break;
+            }
+            refused.push(extent);
+        }
+        for extent in refused {
+            if !residue.take(extent) {
+                allocator.release(extent);
+            }
+        }
+        found
+    }
+
+    /// Frees an extent.
+    fn release(&mut self, extent: Extent) {
+        self.allocator.release(extent);
+        if let Some(residue) = &mut self.residue {
+            residue.note_free(extent);
+        }
+    }
+
     /// Keeps an extent in quarantine, or frees it if the time is over. Returns whether it is free.
     fn begin_quarantine(&mut self, extent: Extent, until: Moment, now: Moment) -> bool {
         let is_free = until <= now;
         if is_free {
-            self.allocator.release(extent);
+            self.release(extent);
         } else {
             self.quarantined_bytes += extent.len;
             self.quarantined.insert((until, extent));
@@ -122,10 +172,17 @@ impl<A: SegmentAllocator> MountedSegment<A> {
                 quarantined_bytes,
                 reserved: BTreeMap::new(),
                 held: BTreeMap::new(),
+                residue: None,
             }),
         };
         mounted.publish(&mounted.space.lock());
         mounted
+    }
+
+    /// Keeps writers that may leave bytes out from memory with bytes of other tenants. Memory that
+    /// is not `fresh` may have bytes of every tenant. Called before anything is placed.
+    pub(crate) fn separate_tenants(&mut self, fresh: bool) {
+        self.space.get_mut().residue = Some(Residue::new(self.info.size, fresh));
     }
 
     /// Returns the time before which nothing is placed in the segment.
@@ -133,12 +190,35 @@ impl<A: SegmentAllocator> MountedSegment<A> {
         self.opens
     }
 
-    /// Allocates `len` bytes, if there are enough in one piece.
-    pub(crate) fn allocate(&self, len: u64) -> Option<Extent> {
+    /// Allocates `len` bytes for a writer, if there are enough in one piece.
+    pub(crate) fn allocate(&self, len: u64, grantee: Grantee) -> Result<Extent, NoSpace> {
+        let len = len.checked_next_multiple_of(GRAIN).ok_or(NoSpace::Full)?;
         let mut space = self.space.lock();
-        let extent = space.allocator.allocate(len.checked_next_multiple_of(GRAIN)?, 1).ok();
+        let extent = space.allocate(len, grantee);
         self.publish(&space);
         extent
+    }
+
+    /// Returns extents for the owner to zero, up to `most` bytes, with the number of each request.
+    /// They stay taken until they are [acknowledged](Self::acknowledge_zeroed).
+    pub(crate) fn request_zeroes(&self, most: u64, number: impl FnMut() -> u64) -> Vec<(u64, Extent)> {
+        let mut space = self.space.lock();
+        let SegmentSpace { allocator, residue, .. } = &mut *space;
+        let Some(residue) = residue else { return Vec::new() };
+        let requested = residue.request(most, number, |extent| allocator.reserve(extent).is_ok());
+        self.publish(&space);
+        requested
+    }
+
+    /// Frees the extent of a request that the owner has zeroed. Returns whether there is one.
+    pub(crate) fn acknowledge_zeroed(&self, number: u64) -> bool {
+        let mut space = self.space.lock();
+        let Some(extent) = space.residue.as_mut().and_then(|residue| residue.acknowledge(number)) else {
+            return false;
+        };
+        space.allocator.release(extent);
+        self.publish(&space);
+        true
     }
 
     /// Returns an extent, which is free from `until` on. A time in the past means now.
@@ -215,7 +295,7 @@ impl<A: SegmentAllocator> MountedSegment<A> {
     pub(crate) fn release_reserved(&self) {
         let mut space = self.space.lock();
         for (offset, len) in std::mem::take(&mut space.reserved) {
-            space.allocator.release(Extent { offset, len });
+            space.release(Extent { offset, len });
         }
         self.publish(&space);
     }
@@ -250,7 +330,7 @@ impl<A: SegmentAllocator> MountedSegment<A> {
             }
             space.quarantined.pop_first();
             space.quarantined_bytes -= extent.len;
-            space.allocator.release(extent);
+            space.release(extent);
         }
         self.publish(&space);
         let freed = before - space.quarantined_bytes;

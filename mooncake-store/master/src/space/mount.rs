@@ -118,6 +118,10 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
         if mount == Mount::WithObjects {
             mounted.close();
         }
+        if self.separates_tenants() {
+            // Memory that a master had before has bytes of objects.
+            mounted.separate_tenants(mount == Mount::New && !is_known);
+        }
         self.timers.schedule(mounted.next_release());
         if segment.locality.is_some() {
             self.has_localities.store(true, Relaxed);
@@ -169,6 +173,11 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
         self.timers.schedule(self.clock.now());
         self.eviction.end_backoff();
         tracing::info!(segment = %mounted.info.id, name = mounted.info.name, "segment retired");
+    }
+
+    /// Returns whether writers that may leave bytes out are kept from bytes of other tenants.
+    pub(crate) fn separates_tenants(&self) -> bool {
+        self.tenants.are_on() && self.options.zero_across_tenants
     }
 
     /// Updates the capacity that the tenants share.

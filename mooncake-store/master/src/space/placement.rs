@@ -16,7 +16,8 @@ use super::registry::Registry;
 use super::state::Space;
 use crate::directory::Replicas;
 use crate::model::options::Placement;
-use crate::model::segment::{Allocation, MountedSegment};
+use crate::model::residue::Grantee;
+use crate::model::segment::{Allocation, MountedSegment, NoSpace};
 use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Number of segments that `free_ratio_first` and `ssd_free_ratio_first` examine for each requested
@@ -25,14 +26,18 @@ const WINDOW: usize = 6;
 
 impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
     /// Allocates space for as many of the requested replicas as possible, each in another segment.
-    /// Returns `None` if there is none. `hash` is that of the key.
+    /// `hash` is that of the key.
+    ///
+    /// # Errors
+    /// The reason why there is no space.
     pub(crate) fn place(
         &self,
         len: u64,
         hash: u64,
+        grantee: Grantee,
         config: &ReplicateConfig,
         now: Moment,
-    ) -> Option<Replicas<A>> {
+    ) -> Result<Replicas<A>, NoSpace> {
         let registry = self.segments.read();
         // The list stays locked until the space is taken, so that nothing is placed in a segment
         // after its unmount.
@@ -44,10 +49,12 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
             next_replica: &self.next_replica,
             len,
             hash,
+            grantee,
             now,
             wanted,
             accepts_unreachable: false,
             found: Replicas::new(),
+            refusal: NoSpace::Full,
         };
         search.run(config, self.options.placement);
         let all_unreachable = || registry.list.iter().all(|segment| segment.is_reported_unreachable());
@@ -56,7 +63,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
             search.accepts_unreachable = true;
             search.run(config, self.options.placement);
         }
-        (!search.found.is_empty()).then_some(search.found)
+        if search.found.is_empty() { Err(search.refusal) } else { Ok(search.found) }
     }
 
     /// Allocates space in a segment of that name.
@@ -64,7 +71,13 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
     /// # Errors
     /// `SEGMENT_NOT_FOUND`; `UNAVAILABLE_IN_CURRENT_STATUS` if the segment accepts no objects;
     /// `NO_AVAILABLE_HANDLE`.
-    pub(crate) fn place_in(&self, name: &str, len: u64, now: Moment) -> Result<Allocation<A>> {
+    pub(crate) fn place_in(
+        &self,
+        name: &str,
+        len: u64,
+        grantee: Grantee,
+        now: Moment,
+    ) -> Result<Allocation<A>> {
         let registry = self.segments.read();
         let segments = registry.with_name(name);
         if segments.is_empty() {
@@ -78,7 +91,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
             return Err(Error::new(ErrorCode::UnavailableInCurrentStatus, text));
         }
         for segment in segments.iter().filter(|segment| segment.would_open(now) && segment.fits(len)) {
-            if let Some(extent) = segment.allocate(len) {
+            if let Ok(extent) = segment.allocate(len, grantee) {
                 let id = self.new_replica();
                 return Ok(Allocation { id, segment: segment.clone(), extent });
             }
@@ -116,11 +129,14 @@ struct Search<'a, A> {
     next_replica: &'a AtomicU64,
     len: u64,
     hash: u64,
+    grantee: Grantee,
     now: Moment,
     wanted: usize,
     /// True if segments of unreachable clients are accepted.
     accepts_unreachable: bool,
     found: Replicas<A>,
+    /// Reason if nothing is found.
+    refusal: NoSpace,
 }
 
 impl<A: SegmentAllocator> Search<'_, A> {
@@ -246,9 +262,16 @@ impl<A: SegmentAllocator> Search<'_, A> {
         let usable = open
             && segment.fits(self.len)
             && self.found.iter().all(|held| !Arc::ptr_eq(&held.segment, segment));
-        if usable && let Some(extent) = segment.allocate(self.len) {
-            let id = ReplicaId(self.next_replica.fetch_add(1, Relaxed));
-            self.found.push(Allocation { id, segment: segment.clone(), extent });
+        if !usable {
+            return;
+        }
+        match segment.allocate(self.len, self.grantee) {
+            Ok(extent) => {
+                let id = ReplicaId(self.next_replica.fetch_add(1, Relaxed));
+                self.found.push(Allocation { id, segment: segment.clone(), extent });
+            }
+            Err(NoSpace::Remains) => self.refusal = NoSpace::Remains,
+            Err(NoSpace::Full) => {}
         }
     }
 }

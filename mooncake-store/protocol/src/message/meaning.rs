@@ -134,6 +134,9 @@ macro_rules! meaning {
     (done) => {
         "Number of the last response that the client has completed."
     };
+    (zeroed) => {
+        "Numbers of the requests that the client has completed."
+    };
     (starts) => {
         "Offset in each object in bytes."
     };

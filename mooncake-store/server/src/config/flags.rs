@@ -357,6 +357,9 @@ const QUOTAS: &[Flag] = settings! {
     /// Tenant policy: path of a YAML file (version 1), host:port of an etcd with the key
     /// mooncake-store/<cluster_id>/tenant_quota_policy, or rocksdb:///path
     tenant_quota_connector_uri: "" => Read,
+    /// With tenants: grant a client that may end a put with bytes missing, as one of Mooncake C++,
+    /// only memory without bytes of other tenants; clients of this project zero their memory
+    zero_across_tenants: "true" => set!(options.zero_across_tenants = switch),
 };
 
 const KV_EVENTS: &[Flag] = settings! {
