@@ -117,6 +117,7 @@ impl HeartbeatState {
             // The master may be another one. The version numbers of some masters are unique only
             // during the life of that master.
             client.forget_all();
+            client.address_state.lock().renew();
             client.master.expect_another_master();
         }
         if reply.need_remount || client.has_unconfirmed() {
@@ -134,6 +135,9 @@ impl HeartbeatState {
         // not mean that the master is unreachable.
         if let Err(error) = client.take_tasks(&deadline).await {
             tracing::debug!(client = %client.id, "no tasks: {error}");
+        }
+        if let Err(error) = client.check_address(&deadline).await {
+            tracing::debug!(client = %client.id, "the address is not checked: {error}");
         }
         Ok(())
     }
