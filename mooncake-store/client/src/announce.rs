@@ -26,9 +26,10 @@ use crate::deadline::Deadline;
 use crate::errors::display_key;
 use crate::inventory::{Entry, Inventory, ReplicaPosition};
 use crate::state::Inner;
+use mooncake_protocol::key_form::KeyForm;
 use mooncake_protocol::message::{
-    AnnounceExpired, AnnounceReplicas, AnnounceTimed, ExchangeEpochs, FetchExpired, FetchUnclaimed,
-    MountKeptSegment, ReleaseKept,
+    AnnounceExpired, AnnounceReplicas, AnnounceTimed, ExchangeEpochs, ExchangeKeyForm, FetchExpired,
+    FetchUnclaimed, MountKeptSegment, ReleaseKept,
 };
 use mooncake_protocol::wire::{InventoryPage, ItemLifetime, StoredReplica};
 
@@ -76,7 +77,7 @@ impl<T: Transport> Inner<T> {
             Ok(timed) => {
                 let is_same_master = inventory.turn_over(timed.page.epoch);
                 inventory.apply(timed, self.config.clock.now());
-                self.exchange_epochs(&mut inventory, deadline).await?;
+                self.exchange_history(&mut inventory, deadline).await?;
                 self.fetch_unclaimed(&mut inventory, &self.own_segments(), deadline).await?;
                 if is_same_master && !is_planted("expired-not-fetched") {
                     self.fetch_expired(&mut inventory, deadline).await?;
@@ -91,9 +92,30 @@ impl<T: Transport> Inner<T> {
         Ok(())
     }
 
+    /// Exchanges with the master what is known of earlier masters, and converts the keys of their
+    /// objects to the form of this master.
+    pub(crate) async fn exchange_history(
+        &self,
+        inventory: &mut Inventory,
+        deadline: &Deadline,
+    ) -> Result<()> {
+        self.exchange_epochs(inventory, deadline).await?;
+        let call = self.master.call(ExchangeKeyForm { client: self.id, held: inventory.held_objects() });
+        match deadline.bound("exchanging the form of keys", call).await {
+            Ok(keys) if Some(keys.epoch) == inventory.epoch => {
+                inventory.adopt_key_form(KeyForm::of_master(keys.has_tenants));
+            }
+            // The response comes from another master, which the next ping detects.
+            Ok(_) => {}
+            Err(error) if is_refusal(&error) => inventory.key_form = None,
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
     /// Exchanges with the master what is known of the order of earlier masters. A master that lacks
     /// the request does not need it.
-    pub(crate) async fn exchange_epochs(&self, inventory: &mut Inventory, deadline: &Deadline) -> Result<()> {
+    async fn exchange_epochs(&self, inventory: &mut Inventory, deadline: &Deadline) -> Result<()> {
         let epochs = Cow::Borrowed(&inventory.epochs[..]);
         let call = self.master.call(ExchangeEpochs { client: self.id, epochs });
         match deadline.bound("exchanging the order of masters", call).await {

@@ -25,7 +25,7 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 use crate::cache::HotCache;
-use crate::config::{ClientConfig, OffloadConfig, PrefetchConfig, RPC_ONLY, SegmentFile};
+use crate::config::{AddressPolicy, ClientConfig, OffloadConfig, PrefetchConfig, RPC_ONLY, SegmentFile};
 use crate::deadline::Deadline;
 use crate::disk::{Files, Prefetches};
 use crate::metrics::Metrics;
@@ -445,6 +445,12 @@ impl<S: TransportSource> ClientBuilder<S> {
         self
     }
 
+    /// Sets [`ClientConfig::address_check`].
+    pub fn address_check(mut self, policy: AddressPolicy) -> Self {
+        self.config.address_check = policy;
+        self
+    }
+
     /// Sets [`ClientConfig::tenant`].
     pub fn tenant(mut self, tenant: impl Into<String>) -> Self {
         self.config.tenant = tenant.into();
@@ -590,6 +596,7 @@ impl<S: TransportSource> ClientBuilder<S> {
                 cache,
                 engine,
                 keeps_engine,
+                address_state: Mutex::default(),
                 unreachable: Unreachable::new(config.clock.clone(), config.peer_cooldown),
                 disk_owners: Default::default(),
                 prefetches: Arc::new(prefetches),
@@ -617,6 +624,10 @@ impl<S: TransportSource> ClientBuilder<S> {
                 client.segments().mount(client.inner.config.segment).await?;
             }
             None => {}
+        }
+        if let Err(error) = client.require_own_address(&deadline).await {
+            let _ = client.close().await;
+            return Err(error);
         }
         client.start_disk().await?;
         Ok(client)

@@ -119,6 +119,7 @@ impl HeartbeatState {
             // during the life of that master.
             client.forget_all();
             client.zeroes_nothing.store(false, Relaxed);
+            client.address_state.lock().renew();
             client.master.expect_another_master();
         }
         if reply.need_remount || client.has_unconfirmed() {
@@ -139,6 +140,9 @@ impl HeartbeatState {
         }
         if let Err(error) = client.zero_requested(&deadline).await {
             tracing::debug!(client = %client.id, "no memory to zero: {error}");
+        }
+        if let Err(error) = client.check_address(&deadline).await {
+            tracing::debug!(client = %client.id, "the address is not checked: {error}");
         }
         Ok(())
     }

@@ -18,6 +18,7 @@
 
 #![deny(unsafe_code)]
 
+mod address_check;
 mod announce;
 mod attempt;
 mod batch_parts;
@@ -82,8 +83,8 @@ mod zeroes;
 pub use self::builder::{BuiltIn, ClientBuilder, MasterHandle, Setting, SuppliedTransport, TransportSource};
 pub use self::cache::HotCacheStats;
 pub use self::config::{
-    ClientConfig, ClientEnvironment, DiskFaults, HotCacheConfig, MAX_TIMEOUT, OffloadConfig, PrefetchConfig,
-    RPC_ONLY, SegmentFile,
+    AddressPolicy, ClientConfig, ClientEnvironment, DiskFaults, HotCacheConfig, MAX_TIMEOUT, OffloadConfig,
+    PrefetchConfig, RPC_ONLY, SegmentFile,
 };
 pub use self::disk::{DiskReport, FileReport};
 pub use self::exist_options::ExistOptions;

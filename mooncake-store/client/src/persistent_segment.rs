@@ -237,7 +237,7 @@ impl<T: Transport> Inner<T> {
                 // known.
                 inventory.turn_over(page.epoch);
                 inventory.apply(timed, now);
-                self.exchange_epochs(&mut inventory, deadline).await?;
+                self.exchange_history(&mut inventory, deadline).await?;
                 has_exchanged = true;
                 self.fetch_unclaimed(&mut inventory, &[index.header.segment], deadline).await?;
                 break;
@@ -251,7 +251,7 @@ impl<T: Transport> Inner<T> {
         }
         if !has_exchanged && !is_planted("order-not-inherited") {
             // The next master needs the order from this process.
-            self.exchange_epochs(&mut inventory, deadline).await?;
+            self.exchange_history(&mut inventory, deadline).await?;
         }
         if lost {
             // This client had expired at the master, which dropped the objects in the segment.

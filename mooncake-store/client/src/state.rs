@@ -19,6 +19,7 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
+use crate::address_check::AddressState;
 use crate::cache::HotCache;
 use crate::config::{ClientConfig, RPC_ONLY};
 use crate::deadline::Deadline;
@@ -91,6 +92,7 @@ pub(crate) struct Inner<T: Transport> {
     /// True if the caller supplied the engine. Such an engine is not closed with the client.
     pub(crate) keeps_engine: bool,
     pub(crate) unreachable: Unreachable,
+    pub(crate) address_state: Mutex<AddressState>,
     pub(crate) disk_owners: DiskOwners,
     pub(crate) prefetches: Arc<Prefetches>,
     pub(crate) metrics: Option<Arc<Metrics>>,

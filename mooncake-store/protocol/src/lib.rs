@@ -14,6 +14,7 @@ mod heartbeat;
 #[cfg(feature = "http")]
 #[doc(hidden)]
 pub mod http;
+pub mod key_form;
 pub mod master_client;
 pub mod message;
 pub mod meter;

@@ -49,13 +49,14 @@ use super::pack::{self, Answer, List, Pack, PackError, Pairs, Unpack, wire_field
 use super::report::Reported;
 use super::type_signature::{TypeSignature, function_id};
 use super::wire::{
-    Attached, CopyPlan, DiskWork, DrainProgress, EndItem, EpochPair, InventoryPage, ItemLifetime, Lent,
-    LentParts, LocatedObject, MatchingPage, MemoryRange, MovePlan, NofOwner, NofSegment, ObjectPieces,
-    ObjectRange, ObjectSink, OffloadItem, PingReply, ProbePolicy, PromotionPlan, ReadablePrefix,
-    SpaceOutlook, StorageConfig, StoredAt, StoredReplica, Task, TaskInfo, TaskReport, TimedInventoryPage,
-    VerifiedReplicas, WeightChange, WeightCommit, WeightError, WeightImport, WeightLease, WeightLeaseRelease,
-    WeightLeaseRenewal, WeightLeaseRequest, WeightList, WeightMoveRequest, WeightOperation,
-    WeightOperationQuery, WeightPage, WeightQuery, WeightRevision, WeightView, Welcome, ZeroWork,
+    AddressCheck, Attached, CopyPlan, DiskWork, DrainProgress, EndItem, EpochPair, HeldObjects,
+    InventoryPage, ItemLifetime, Lent, LentParts, LocatedObject, MasterKeys, MatchingPage, MemoryRange,
+    MovePlan, NofOwner, NofSegment, ObjectPieces, ObjectRange, ObjectSink, OffloadItem, PingReply,
+    ProbePolicy, PromotionPlan, ReadablePrefix, SpaceOutlook, StorageConfig, StoredAt, StoredReplica, Task,
+    TaskInfo, TaskReport, TimedInventoryPage, VerifiedReplicas, WeightChange, WeightCommit, WeightError,
+    WeightImport, WeightLease, WeightLeaseRelease, WeightLeaseRenewal, WeightLeaseRequest, WeightList,
+    WeightMoveRequest, WeightOperation, WeightOperationQuery, WeightPage, WeightQuery, WeightRevision,
+    WeightView, Welcome, ZeroWork,
 };
 
 /// Version that a master of this table reports. The client of Mooncake C++ requires an equal
@@ -604,6 +605,13 @@ calls! {
         segment_name: &'a str,
         tenant: &'a str,
     ) -> Answer<SpaceOutlook>;
+    /// Reports objects of earlier masters that the client is about to announce. Returns the form of
+    /// the keys of this master, to which the client converts theirs.
+    ExchangeKeyForm(client: ClientId, held: Option<HeldObjects>) -> Answer<MasterKeys> [remote_only];
+    /// Asks the master to connect to the handshake port that the client advertises, and returns the
+    /// outcome as far as it is known. An embedded master refuses the call.
+    CheckAddress<'a>(client: ClientId, endpoint: &'a str, instance: &'a str, again: bool)
+        -> Answer<AddressCheck> [remote_only];
 }
 
 calls! {

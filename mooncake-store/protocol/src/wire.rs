@@ -420,6 +420,40 @@ wire_struct! {
 }
 
 wire_struct! {
+    /// Objects of earlier masters that a client is about to announce.
+    #[derive(Copy)]
+    pub struct HeldObjects {
+        /// True if their keys begin with the names of tenants.
+        pub has_tenants: bool,
+        /// Number of the objects of the tenant `default`; without tenants, of all objects.
+        pub of_default: u64,
+        /// Number of the objects of other tenants.
+        pub of_others: u64,
+    }
+}
+
+wire_struct! {
+    /// State of the check of a client's address.
+    pub struct AddressCheck {
+        /// True once the master has connected to the address, or has failed to.
+        pub is_over: bool,
+        /// Reason why the address does not lead to the client; `None` if it does.
+        pub finding: Option<String>,
+    }
+}
+
+wire_struct! {
+    /// Form of the keys of a master.
+    #[derive(Copy)]
+    pub struct MasterKeys {
+        /// Epoch of the master.
+        pub epoch: u64,
+        /// True if its keys begin with the names of tenants.
+        pub has_tenants: bool,
+    }
+}
+
+wire_struct! {
     /// Changes in the segments of a client.
     pub struct InventoryPage {
         /// Epoch of the master.

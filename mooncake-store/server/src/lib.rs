@@ -12,6 +12,7 @@ mod client_port;
 pub mod client_process;
 pub mod config;
 mod counting;
+mod dial_back;
 #[cfg_attr(not(feature = "http"), path = "endpoint_state/absent.rs")]
 mod endpoint_state;
 mod event_stats;

@@ -11,8 +11,10 @@ use mooncake_core::meta::{MemoryLimits, MemoryMetadata, MetadataBackend};
 use mooncake_metadata::{http::HttpMetadata, open_folder};
 use prometheus::core::Collector;
 use tokio::runtime::Handle;
+use tokio::sync::Semaphore;
 
 use super::counting::Requests;
+use super::dial_back;
 use super::endpoint_state::EndpointState;
 use super::event_stats::EventStats;
 use super::events;
@@ -133,6 +135,7 @@ impl MasterServer {
             leadership,
             endpoints: EndpointState::new(policy),
             long_calls: LongCalls::new(Handle::current().metrics().num_workers()),
+            dial_backs: Arc::new(Semaphore::new(dial_back::MAX_CONCURRENT)),
             config,
         });
         let (pages, admin, metadata) = http::start_all(&state).await?;

@@ -29,6 +29,8 @@ pub(super) struct State {
     pub(super) leadership: Arc<Leadership>,
     pub(super) endpoints: EndpointState,
     pub(super) long_calls: LongCalls,
+    /// Permits of checks of addresses.
+    pub(super) dial_backs: Arc<Semaphore>,
     pub(super) config: MasterConfig,
 }
 

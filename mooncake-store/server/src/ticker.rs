@@ -11,6 +11,7 @@ use mooncake_core::{Error, Result};
 use parking_lot::{Condvar, Mutex};
 use tokio::runtime::Handle;
 
+use super::dial_back;
 use super::state::State;
 use mooncake_master::{Master, TickReport};
 
@@ -87,6 +88,7 @@ fn run(state: &Arc<State>, (stopped, wake): &(Mutex<bool>, Condvar), runtime: &H
                 runtime.spawn(clean_up(state.clone(), MetaKeys::new(&config.cluster_id), report.expired));
             }
         }
+        dial_back::start_checks(state, runtime);
         let now = state.master.clock().now();
         if now.since(reported) >= REPORT {
             reported = now;

@@ -13,6 +13,7 @@ mod common {
     pub(crate) mod http;
 }
 
+mod advertised_address;
 #[cfg(feature = "disk")]
 mod batches;
 mod cache;

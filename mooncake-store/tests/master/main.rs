@@ -25,6 +25,7 @@ mod groups;
 mod hints;
 mod hot_replicas;
 mod inventory;
+mod key_forms;
 mod lifetimes;
 mod looked_up;
 mod lost_copies;

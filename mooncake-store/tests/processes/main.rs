@@ -21,6 +21,7 @@ mod servers;
 
 mod bindings;
 mod browsers;
+mod changed_flags;
 mod cluster;
 mod corpus;
 mod disk;

@@ -322,6 +322,10 @@ impl<T: Transport> HandshakeService for Service<T> {
         }
     }
 
+    fn instance(&self) -> Option<String> {
+        self.0.upgrade().map(|engine| engine.regions.instance().to_owned())
+    }
+
     async fn connection(&self, request: ConnectionDescriptor) -> ConnectionDescriptor {
         let Some(engine) = self.0.upgrade() else { return ConnectionDescriptor::default() };
         match engine.transport.connection_handler() {

@@ -141,6 +141,11 @@ impl<T: Transport> Engine<T> {
         self.inner.at.as_ref()
     }
 
+    /// Returns the identity of this run of this engine, which its handshake port tells.
+    pub fn instance(&self) -> &str {
+        self.inner.regions.instance()
+    }
+
     /// Returns the transport.
     pub fn transport(&self) -> &Arc<T> {
         &self.inner.transport

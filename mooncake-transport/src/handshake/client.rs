@@ -11,7 +11,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use super::frame::{HEADER, Kind, encode, parse_payload, payload_len};
-use super::{HandshakeConfig, Notification};
+use super::{HandshakeConfig, INSTANCE, Notification};
 use crate::net::{self, HostPort};
 use crate::segment::{MAX_DESC_BYTES, SegmentDesc};
 
@@ -137,6 +137,19 @@ pub async fn notify(peer: &HostPort, notification: &Notification, config: &Hands
 pub async fn probe(peer: &HostPort, patience: Duration, config: &HandshakeConfig) -> bool {
     let config = HandshakeConfig { connect_timeout: patience, reply_timeout: patience, ..config.clone() };
     exchange(peer, Kind::Probe, b"{}", &config).await.is_ok()
+}
+
+/// Returns the identity of the process that responds at an address; `None` if it has none, as in
+/// Mooncake C++ and in version 0.2.0.
+///
+/// # Errors
+/// Those of [`exchange`]; `Invalid` if the response is not JSON.
+pub async fn probe_instance(peer: &HostPort, config: &HandshakeConfig) -> Result<Option<String>> {
+    let request = json!({INSTANCE: true}).to_string();
+    let reply = exchange(peer, Kind::Probe, request.as_bytes(), config).await?;
+    let reply: Value = serde_json::from_slice(&reply)
+        .map_err(|e| Error::invalid(format!("handshake port {peer}: the response is not JSON: {e}")))?;
+    Ok(reply[INSTANCE].as_str().map(str::to_owned))
 }
 
 async fn connect(peer: &HostPort, patience: Duration) -> Result<TcpStream> {

@@ -12,9 +12,12 @@ use serde_json::{Value, json};
 
 use crate::net::DEFAULT_PORT;
 
-pub use client::{exchange, fetch_descriptor, notify, probe};
+pub use client::{exchange, fetch_descriptor, notify, probe, probe_instance};
 pub use frame::{Frame, Kind, encode, parse, parse_payload, payload_len};
 pub use server::HandshakeServer;
+
+/// Key in a probe and in its response: the request for the identity of the process, and the identity.
+const INSTANCE: &str = "instance";
 
 /// Limits and timeouts of the handshake port, for both sides.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,6 +79,12 @@ impl Notification {
 pub trait HandshakeService: Send + Sync + 'static {
     /// Returns the local descriptor as JSON, or `null` if it is published elsewhere.
     async fn descriptor(&self) -> Vec<u8>;
+
+    /// Returns the identity of this process, for a probe that asks for it. The default has none, as
+    /// in Mooncake C++.
+    fn instance(&self) -> Option<String> {
+        None
+    }
 
     /// Accepts a notification. Returns false to reject it.
     async fn notified(&self, notification: Notification) -> bool;

@@ -18,7 +18,7 @@ use tokio::time::timeout;
 use tracing::{debug, warn};
 
 use super::frame::{Frame, HEADER, Kind, encode, parse_payload, payload_len};
-use super::{ConnectionDescriptor, HandshakeConfig, HandshakeService, Notification};
+use super::{ConnectionDescriptor, HandshakeConfig, HandshakeService, INSTANCE, Notification};
 use crate::admission::{ConnectionSlot, Connections, ListenerLimits};
 
 /// Maximum number of bytes that a client may send after its request before the connection is
@@ -164,7 +164,13 @@ async fn answer(frame: &Frame<'_>, service: &dyn HandshakeService) -> Result<Vec
         .map_err(|e| Error::invalid(format!("a {:?} request that is not JSON: {e}", frame.kind)))?;
     Ok(match frame.kind {
         Kind::Metadata => service.descriptor().await,
-        Kind::Probe => json!({"status": "success"}).to_string().into_bytes(),
+        Kind::Probe => {
+            let mut response = json!({"status": "success"});
+            if let Some(instance) = service.instance().filter(|_| request[INSTANCE] == true) {
+                response[INSTANCE] = instance.into();
+            }
+            response.to_string().into_bytes()
+        }
         Kind::Connection => {
             let response = service.connection(ConnectionDescriptor(request)).await;
             response.0.to_string().into_bytes()

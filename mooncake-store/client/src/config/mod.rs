@@ -1,11 +1,13 @@
 //! Settings of a client.
 
+mod address_policy;
 mod environment;
 mod hot_cache;
 mod offload;
 mod prefetch;
 mod segment_file;
 
+pub use self::address_policy::AddressPolicy;
 pub use self::environment::ClientEnvironment;
 pub use self::hot_cache::HotCacheConfig;
 pub use self::offload::{DiskFaults, OffloadConfig};
@@ -55,6 +57,8 @@ pub struct ClientConfig {
     pub protocol: String,
     /// Address at which other clients reach this client. `None`: the address is detected.
     pub advertise: Option<std::net::IpAddr>,
+    /// Consequence of an address that does not lead to this client (`Warn`).
+    pub address_check: AddressPolicy,
     /// Address of this host at which every port of this client listens, its disk and its HTTP
     /// endpoints included. Empty: loopback if the published host is loopback, else every address.
     /// `0.0.0.0` or `::`: every address.
@@ -162,6 +166,7 @@ impl Default for ClientConfig {
             handshake: HandshakePort::default(),
             protocol: String::new(),
             advertise: None,
+            address_check: AddressPolicy::default(),
             bind_address: String::new(),
             allowed_hosts: AllowedHosts::default(),
             segment: DEFAULT_BUFFER,

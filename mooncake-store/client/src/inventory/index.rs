@@ -95,6 +95,9 @@ pub(crate) struct Change {
     pub(crate) offered: Vec<u64>,
     /// Objects that are new.
     pub(crate) added: Vec<IndexedObject>,
+    /// True if all keys begin with the names of tenants. `None` if they do not, and in an index of
+    /// an earlier version.
+    pub(crate) has_tenants: Option<bool>,
 }
 
 wire_fields!(structure Change {
@@ -103,6 +106,7 @@ wire_fields!(structure Change {
     removed: Vec<u64>,
     offered: Vec<u64>,
     added: Vec<IndexedObject>,
+    has_tenants: bool [since 1],
 });
 
 /// [`Change`] in the first version.
@@ -132,7 +136,8 @@ impl From<ChangeV1> for Change {
             offered,
         };
         let ChangeV1 { epoch, last_change, removed, offered, added: objects } = change;
-        Self { epoch, last_change, removed, offered, added: objects.into_iter().map(added).collect() }
+        let added = objects.into_iter().map(added).collect();
+        Self { epoch, last_change, removed, offered, added, has_tenants: None }
     }
 }
 
@@ -142,6 +147,8 @@ pub(crate) struct Index {
     pub(crate) header: Header,
     pub(crate) epoch: u64,
     pub(crate) last_change: u64,
+    /// True if all keys begin with the names of tenants.
+    pub(crate) has_tenants: Option<bool>,
     /// Objects by offset in the segment.
     pub(crate) objects: BTreeMap<u64, IndexedObject>,
 }
@@ -187,9 +194,10 @@ fn read_records(mut rest: &[u8], is_version_1: bool) -> Option<Index> {
         false => next::<Change>(rest),
     };
     let header: Header = next(&mut rest)?;
-    let mut found = Index { header, epoch: 0, last_change: 0, objects: BTreeMap::new() };
+    let mut found = Index { header, epoch: 0, last_change: 0, has_tenants: None, objects: BTreeMap::new() };
     while let Some(change) = next_change(&mut rest) {
         (found.epoch, found.last_change) = (change.epoch, change.last_change);
+        found.has_tenants = change.has_tenants;
         for position in change.removed {
             found.objects.remove(&position);
         }
@@ -240,6 +248,7 @@ mod tests {
             removed: removed.into(),
             offered: vec![256],
             added: added.into(),
+            has_tenants: Some(true),
         };
         vec![
             change(2, &[], &[indexed(1, 0), indexed(2, 128)]),
@@ -270,6 +279,7 @@ mod tests {
     fn written_index_is_read() {
         let found = valid(&file().0).unwrap();
         assert_eq!((found.header, found.epoch, found.last_change), (header(), 9, 6));
+        assert_eq!(found.has_tenants, Some(true));
         let objects: Vec<_> = found.objects.into_values().collect();
         assert_eq!(objects, [indexed(4, 128), IndexedObject { offered: true, ..indexed(3, 256) }]);
     }

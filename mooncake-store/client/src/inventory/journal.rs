@@ -39,6 +39,16 @@ pub(crate) struct Journal {
     pub(crate) items: usize,
 }
 
+/// Last report of the master that the index includes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ReportedUpTo {
+    pub(crate) epoch: u64,
+    /// Number of the last change.
+    pub(crate) last_change: u64,
+    /// True if all keys begin with the names of tenants.
+    pub(crate) has_tenants: Option<bool>,
+}
+
 impl Journal {
     pub(crate) fn record_removed(&mut self, segment: SegmentId, offset: u64) {
         if segment == self.header.segment {
@@ -65,7 +75,7 @@ impl Journal {
     /// again.
     pub(crate) fn append(
         &mut self,
-        (epoch, last_change): (u64, u64),
+        ReportedUpTo { epoch, last_change, has_tenants }: ReportedUpTo,
         removed: &[u64],
         offered: &[u64],
         added: &[IndexedObject],
@@ -77,6 +87,7 @@ impl Journal {
             removed: removed.to_vec(),
             offered: offered.to_vec(),
             added: added.to_vec(),
+            has_tenants,
         };
         index::append(&change, &mut bytes);
         self.items += removed.len() + offered.len() + added.len();
@@ -86,13 +97,14 @@ impl Journal {
     /// Rewrites the file with all objects.
     pub(crate) fn rewrite(
         &mut self,
-        (epoch, last_change): (u64, u64),
+        ReportedUpTo { epoch, last_change, has_tenants }: ReportedUpTo,
         all: &[IndexedObject],
     ) -> io::Result<()> {
         let mut bytes = index::begin(&self.header);
         for part in all.chunks(ITEMS) {
             let (removed, offered) = (Vec::new(), Vec::new());
-            let change = Change { epoch, last_change, removed, offered, added: part.to_vec() };
+            let added = part.to_vec();
+            let change = Change { epoch, last_change, removed, offered, added, has_tenants };
             index::append(&change, &mut bytes);
         }
         self.items = all.len();

@@ -2,10 +2,12 @@
 
 pub(crate) mod index;
 pub(crate) mod journal;
+mod key_form;
 mod recording;
 
 use mooncake_core::clock::Moment;
 use mooncake_core::ids::{ReplicaId, SegmentId};
+use mooncake_protocol::key_form::KeyForm;
 use mooncake_protocol::wire::{EpochPair, StoredLifetime, StoredReplica, TimedInventoryPage};
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
@@ -39,6 +41,8 @@ pub(crate) struct Inventory {
     pub(crate) unreported: usize,
     /// Order of the masters that this client has met or knows from others, the latest first.
     pub(crate) epochs: Vec<EpochPair>,
+    /// Form of the keys of all objects, as far as it is known.
+    pub(crate) key_form: Option<KeyForm>,
     /// Segments that were withdrawn, each with the number of complete reports since. The master may
     /// still report objects in them until it has received the acknowledgement of such a report. It
     /// does not report their end.
@@ -304,7 +308,7 @@ mod tests {
     }
 
     /// Returns the report of a master that these objects are new.
-    fn report(epoch: u64, numbers: &[u64]) -> TimedInventoryPage {
+    pub(super) fn report(epoch: u64, numbers: &[u64]) -> TimedInventoryPage {
         let change =
             |n: &u64| InventoryChange { replica: ReplicaId(epoch * 10 + n), stored: Some(stored(*n)) };
         let changes = numbers.iter().map(change).collect();

@@ -1,9 +1,10 @@
 //! Recording of changes of the inventory in its journal.
 
 use mooncake_core::ids::{ReplicaId, SegmentId};
+use mooncake_protocol::key_form::KeyForm;
 
 use super::index::{self, Header, Index, IndexedObject};
-use super::journal::{Journal, remove, replace_file};
+use super::journal::{Journal, ReportedUpTo, remove, replace_file};
 use super::{Entry, Inventory};
 
 /// Maximum number of earlier addresses that stay reserved, so that no other memory is mapped there.
@@ -20,7 +21,8 @@ impl Inventory {
         let added = std::mem::take(&mut journal.added);
         let removed = std::mem::take(&mut journal.removed);
         let offered = std::mem::take(&mut journal.offered);
-        let now = (epoch, self.last_change);
+        let has_tenants = Some(true).filter(|_| self.key_form == Some(KeyForm::WithTenant));
+        let now = ReportedUpTo { epoch, last_change: self.last_change, has_tenants };
         let written = if journal.needs_rewrite
             || journal.items > 2 * (self.entries.len() + self.retained.len()) + MAX_EXTRA_ITEMS
         {
@@ -76,6 +78,7 @@ impl Inventory {
     /// Takes over the objects that an earlier process recorded.
     pub(crate) fn inherit(&mut self, index: &Index, now: mooncake_core::clock::Moment) {
         (self.epoch, self.last_change) = (Some(index.epoch), index.last_change);
+        self.key_form = index.has_tenants.map(KeyForm::of_master);
         for IndexedObject { replica, stored, lifetime, sum, offered } in index.objects.values().cloned() {
             let pinned = now.after(std::time::Duration::from_millis(stored.soft_pin_ms));
             let position = (stored.segment, stored.offset);

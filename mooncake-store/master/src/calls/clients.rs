@@ -226,6 +226,9 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         expired_clients.iter().for_each(|client| ledgers.forget(*client));
         ledgers.prune(|client| clients.seen.contains_key(&client), lifetime, now);
         drop(ledgers);
+        if !expired_clients.is_empty() {
+            self.address_checks.lock().prune(|client| clients.seen.contains_key(&client));
+        }
         drop(clients);
         let due: Vec<_> = {
             let registry = self.space().segments.read();

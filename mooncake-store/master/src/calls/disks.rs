@@ -8,6 +8,8 @@ use mooncake_core::evict::MergeableOrder;
 use mooncake_core::fault_injection::is_planted;
 use mooncake_core::ids::{ClientId, ObjectKey, ReplicaId};
 use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_protocol::api::DEFAULT_TENANT;
+use mooncake_protocol::key_form::KeyForm;
 use mooncake_protocol::wire::{OffloadItem, StoredAt};
 
 use super::client_table::MAX_CLIENTS;
@@ -139,7 +141,15 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
             return Ok(());
         }
         let owner = self.space().disks.get(client).ok_or_else(not_offered)?;
-        for (item, place) in items.iter().zip(places) {
+        // Without tenants, any client could read an object of another tenant.
+        let is_of_other = |item: &OffloadItem| !matches!(&*item.tenant, "" | DEFAULT_TENANT);
+        let is_hidden = |item: &OffloadItem| self.key_form() == KeyForm::Plain && is_of_other(item);
+        let hidden = items.iter().filter(|item| is_hidden(item)).count();
+        if hidden > 0 {
+            let flag = "--enable_multi_tenants=false";
+            tracing::warn!(%client, flag, dropped = hidden, "objects of other tenants on a disk are not read");
+        }
+        for (item, place) in items.iter().zip(places).filter(|(item, _)| !is_hidden(item)) {
             // A tenant that was removed has no objects.
             let Ok(key) = self.scoped(&item.tenant, &item.key) else { continue };
             let Ok(key) = ObjectKey::new(&key) else { continue };

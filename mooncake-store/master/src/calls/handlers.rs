@@ -22,6 +22,7 @@ use mooncake_protocol::wire::{
     DrainProgress, ItemLifetime, PromotionPlan, ReadablePrefix, TaskKind, pack_prefix,
 };
 
+use super::address_checks::AdvertisedAddress;
 use super::chains::KeyInCall;
 use super::master::Master;
 use crate::model::value::Writer;
@@ -586,7 +587,14 @@ handlers! {
         let extents: Vec<_> = extents.map(|(&offset, &len)| Extent { offset, len }).collect();
         master.reserve_extents(r.client, r.segment, &extents, r.open)
     };
-    AnnounceReplicas<'a>: |master, r| each(&r.stored, |stored| master.announce(r.client, stored));
+    CheckAddress<'a>: |master, r| {
+        let (endpoint, instance) = (r.endpoint.to_owned(), r.instance.to_owned());
+        master.check_address(AdvertisedAddress { client: r.client, endpoint, instance }, r.again)
+    };
+    ExchangeKeyForm: |master, r| Ok(master.exchange_key_form(r.client, r.held));
+    AnnounceReplicas<'a>: |master, r| {
+        master.log_refused(r.client, each(&r.stored, |stored| master.announce(r.client, stored)))
+    };
     AnnounceTimed<'a>: |master, r| {
         let mut lifetimes = vec![None; r.stored.len()];
         for ItemLifetime { index, lifetime } in r.lifetimes.iter() {
@@ -595,7 +603,8 @@ handlers! {
             }
         }
         let announced = r.stored.iter().zip(lifetimes);
-        announced.map(|(stored, lifetime)| master.announce_timed(r.client, stored, lifetime)).collect()
+        let announce = |(stored, lifetime)| master.announce_timed(r.client, stored, lifetime);
+        master.log_refused(r.client, announced.map(announce).collect())
     };
     ReleaseKept: |master, r| master.release_reserved(r.client, r.segment);
     ExchangePromise: |master, r| Ok(master.exchange_promise(r.client, r.promise_ms));
@@ -613,7 +622,7 @@ handlers! {
     FetchUnclaimed: |master, r| Ok(master.unclaimed(r.client, r.segment, r.after));
     ExchangeEpochs<'a>: |master, r| Ok(master.exchange_epochs_of(r.client, &r.epochs));
     AnnounceExpired<'a>: |master, r| {
-        each(&r.stored, |stored| master.announce_expired(r.client, stored))
+        master.log_refused(r.client, each(&r.stored, |stored| master.announce_expired(r.client, stored)))
     };
 }
 

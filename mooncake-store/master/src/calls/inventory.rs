@@ -26,6 +26,7 @@ use crate::jobs::recovery::KnownReplica;
 use crate::model::lifetime::Lifetime;
 use crate::model::misses::MissCause;
 use crate::model::segment::{Allocation, GRAIN};
+use crate::model::tenants::{QuotaRefusal, unknown as unregistered};
 use crate::model::value::{Stamp, Writer};
 use crate::space::mount::{Mount, unknown};
 
@@ -157,6 +158,21 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         self.announce_as(client, replica, None, true)
     }
 
+    /// Logs how many announced replicas the policy of the tenants has refused, and returns the
+    /// outcomes. Other refusals are of objects that were removed or replaced.
+    pub(super) fn log_refused(&self, client: ClientId, outcomes: Vec<Result<()>>) -> Vec<Result<()>> {
+        let refused = |outcome: &&Result<()>| {
+            let codes = [ErrorCode::TenantNotRegistered, ErrorCode::TenantQuotaExceeded];
+            outcome.as_ref().is_err_and(|error| codes.contains(&error.code()))
+        };
+        if let Some(Err(error)) = outcomes.iter().find(refused) {
+            let (dropped, of) = (outcomes.iter().filter(refused).count(), outcomes.len());
+            let flag = "--tenant_quota_connector_uri";
+            tracing::warn!(%client, flag, dropped, of, %error, "objects of an earlier master dropped");
+        }
+        outcomes
+    }
+
     fn announce_as(
         &self,
         client: ClientId,
@@ -164,6 +180,8 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         lifetime: Option<StoredLifetime>,
         expired: bool,
     ) -> Result<()> {
+        let replica = self.in_own_form(replica);
+        let replica = &*replica;
         let key = ObjectKey::new(replica.key.as_slice())?;
         let now = self.space().clock.now();
         let hash = self.space().directory.hash(key.as_bytes());
@@ -187,9 +205,17 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
             }
         };
         let tenant = self.space().tenants.number(key.as_bytes());
-        let Ok(_charged) = self.space().tenants.reserve(tenant, replica.len, 0) else {
-            held.quarantine(now, now);
-            return Err(self.space().quota_exceeded(tenant, key.as_bytes(), replica.len));
+        let _charged = match self.space().tenants.reserve(tenant, replica.len, 0) {
+            Ok(charged) => charged,
+            Err(refusal) => {
+                held.quarantine(now, now);
+                return Err(match refusal {
+                    QuotaRefusal::Unknown => unregistered(self.space().tenants.split(key.as_bytes()).0),
+                    QuotaRefusal::TooLarge | QuotaRefusal::Full => {
+                        self.space().quota_exceeded(tenant, key.as_bytes(), replica.len)
+                    }
+                });
+            }
         };
         self.space().announcements.returned.record(&key);
         let age = found.and_then(|slot| self.compare(&shard[slot], replica));

@@ -7,6 +7,7 @@ use mooncake_core::clock::{Rng, SharedClock, SystemClock};
 use mooncake_core::evict::{BuiltinPolicy, MergeableOrder};
 use mooncake_protocol::wire::WeightId;
 
+use super::address_checks::AddressChecks;
 use super::announce_pace::AnnouncePace;
 use super::client_table::ClientTable;
 use crate::jobs::Jobs;
@@ -27,6 +28,7 @@ use crate::sync::atomic::{AtomicBool, Ordering::SeqCst};
 pub struct Master<A: SegmentAllocator = BuiltinAllocator, E: MergeableOrder = BuiltinPolicy> {
     pub(crate) jobs: Jobs<A, E>,
     pub(crate) clients: Mutex<ClientTable>,
+    pub(crate) address_checks: Mutex<AddressChecks>,
     pub(crate) announcements: AnnouncePace,
     /// True once a put had the hint that the front of its chain stays.
     pub(crate) keeps_fronts: AtomicBool,
@@ -71,6 +73,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         Ok(Self {
             jobs: Jobs::new(space, &mut rng),
             clients: Mutex::default(),
+            address_checks: Mutex::default(),
             announcements: AnnouncePace::default(),
             keeps_fronts: AtomicBool::new(false),
             weight_position: Mutex::default(),

@@ -1,5 +1,6 @@
 //! Calls: the public methods of [`Master`], one module for each subject, and the RPC handlers.
 
+pub(crate) mod address_checks;
 mod announce_pace;
 mod chains;
 mod client_table;
@@ -17,6 +18,7 @@ mod handlers;
 mod hints;
 mod inventory;
 mod journal;
+mod key_forms;
 mod lookup;
 pub(crate) mod master;
 mod matching;
@@ -40,4 +42,5 @@ mod weight_moves;
 mod weights;
 mod zeroes;
 
+pub use self::address_checks::AdvertisedAddress;
 pub use self::master::Master;

@@ -63,7 +63,8 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         let promise_ms = self.space().promise_ms(now);
         let learned = self.space().directory.learned.as_ref().map_or_else(Vec::new, |learned| learned.save());
         let epochs = self.space().announcements.order.read().nearest();
-        write(&encode_head(&SnapshotHead { uses, horizons, promise_ms, learned, epochs }))?;
+        let has_tenants = Some(true).filter(|_| self.space().tenants.are_on());
+        write(&encode_head(&SnapshotHead { uses, horizons, promise_ms, learned, epochs, has_tenants }))?;
         let weights = self.weights_to_snapshot(now);
         let (mut objects, mut number) = (0u64, 0u64);
         let mut put = |part: SnapshotPart| {
@@ -195,8 +196,11 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
 
     /// Restores a snapshot of an earlier master, before the first call is served. Only the first
     /// snapshot counts.
-    pub fn recall(&self, snapshot: Snapshot) {
+    pub fn recall(&self, mut snapshot: Snapshot) {
         let now = self.space().clock.now();
+        if let Some((converted, dropped)) = snapshot.convert_keys(self.key_form()) {
+            tracing::warn!(converted, dropped, "objects of a snapshot with another --enable_multi_tenants");
+        }
         let Snapshot { head, objects, tasks, drains, weights } = snapshot;
         let used = objects.iter().map(|object| object.used).max().unwrap_or(0);
         self.space().directory.raise_use_number(head.uses.max(used));

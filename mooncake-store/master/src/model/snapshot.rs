@@ -8,6 +8,7 @@ use super::disk_replicas::{DiskHolding, DiskVersion};
 use super::drain::DrainStatus;
 use super::value::Stamp;
 use super::weights::StoredRevision;
+use mooncake_protocol::key_form::KeyForm;
 use mooncake_protocol::pack::{PackError, wire_fields, written_as};
 use mooncake_protocol::record::{append, next};
 use mooncake_protocol::wire::{
@@ -105,6 +106,24 @@ impl Snapshot {
         Ok(snapshot)
     }
 
+    /// Converts the keys to the form of another master, and drops the objects that have no key of
+    /// that form. Returns the numbers of converted and dropped objects; `None` if the keys have this
+    /// form already, or their form is unknown.
+    pub(crate) fn convert_keys(&mut self, to: KeyForm) -> Option<(usize, usize)> {
+        let known = self.head.has_tenants.map(KeyForm::of_master);
+        let keys = || self.objects.iter().map(|object| &*object.key);
+        let from = known.or_else(|| KeyForm::of_keys(keys())).filter(|from| *from != to)?;
+        let before = self.objects.len();
+        let convert = |key: &mut Vec<u8>, group: &mut String| {
+            from.convert(to, key, group) && ObjectKey::check(key).is_ok()
+        };
+        self.objects.retain_mut(|object| convert(&mut object.key, &mut object.group));
+        for job in &mut self.drains.jobs {
+            job.moves.retain_mut(|one| convert(&mut one.key, &mut String::new()));
+        }
+        Some((self.objects.len(), before - self.objects.len()))
+    }
+
     /// Returns the number of objects.
     pub fn objects(&self) -> usize {
         self.objects.len()
@@ -160,6 +179,9 @@ pub(crate) struct SnapshotHead {
     pub(crate) learned: Vec<u8>,
     /// Order of earlier masters and that master.
     pub(crate) epochs: Vec<EpochPair>,
+    /// True if the keys begin with the names of tenants. `None` if they do not, and in snapshots of
+    /// earlier versions.
+    pub(crate) has_tenants: Option<bool>,
 }
 
 wire_fields!(structure SnapshotHead {
@@ -168,6 +190,7 @@ wire_fields!(structure SnapshotHead {
     promise_ms: u64,
     learned: Vec<u8>,
     epochs: Vec<EpochPair>,
+    has_tenants: bool [since 1],
 });
 
 /// Head of a snapshot of the fourth or fifth version.
@@ -182,7 +205,7 @@ wire_fields!(structure FifthHead { uses: u64, horizons: Vec<Horizon>, promise_ms
 
 impl From<FifthHead> for SnapshotHead {
     fn from(FifthHead { uses, horizons, promise_ms, learned }: FifthHead) -> Self {
-        Self { uses, horizons, promise_ms, learned, epochs: Vec::new() }
+        Self { uses, horizons, promise_ms, learned, epochs: Vec::new(), has_tenants: None }
     }
 }
 

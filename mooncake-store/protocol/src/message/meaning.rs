@@ -92,6 +92,15 @@ macro_rules! meaning {
     (resolved_tenant) => {
         "Tenant of the objects, if it is not the one of the request."
     };
+    (instance) => {
+        "Identity of the process of the client."
+    };
+    (again) => {
+        "Whether an outcome that is known does not count."
+    };
+    (held) => {
+        "Objects of earlier masters that the client will announce, if the form of their keys is known."
+    };
     (segment) => {
         "Segment of the call."
     };

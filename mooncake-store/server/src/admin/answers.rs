@@ -252,6 +252,9 @@ pub(super) struct SegmentDetail {
     pub(super) allocator_capacity_bytes: u64,
     /// Used bytes in percent of the allocatable bytes.
     pub(super) allocator_usage_percent: f64,
+    /// Reason why the address of the owner does not lead to it; absent if none was found.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) address_finding: Option<String>,
 }
 
 /// State of one segment.

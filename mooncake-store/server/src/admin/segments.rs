@@ -29,11 +29,13 @@ pub(super) async fn all_segments(State(state): Shared) -> Response {
 /// Returns all segments with owner, address, state and use.
 #[utoipa::path(get, path = "/get_segments_detail", responses((status = 200, body = SegmentsDetail)))]
 pub(super) async fn segments_detail(State(state): Shared) -> Response {
-    let segments: Vec<_> = state.master.segment_stats().iter().map(detail).collect();
+    let stats = state.master.segment_stats();
+    let detail = |at| detail(at, state.master.address_finding(at.client));
+    let segments: Vec<_> = stats.iter().map(detail).collect();
     page(&SegmentsDetail { total_segments: segments.len(), segments })
 }
 
-fn detail(at: &SegmentStats) -> SegmentDetail {
+fn detail(at: &SegmentStats, address_finding: Option<String>) -> SegmentDetail {
     let gib = at.segment.size as f64 / (1u64 << 30) as f64;
     SegmentDetail {
         segment_name: at.segment.name.clone(),
@@ -48,6 +50,7 @@ fn detail(at: &SegmentStats) -> SegmentDetail {
         allocator_used_bytes: at.used,
         allocator_capacity_bytes: at.segment.size,
         allocator_usage_percent: at.used as f64 * 100.0 / at.segment.size as f64,
+        address_finding,
     }
 }
 

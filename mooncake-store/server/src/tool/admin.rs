@@ -36,6 +36,8 @@ pub(super) struct Segment {
     pub(super) protocol: String,
     pub(super) status: String,
     pub(super) allocator_used_bytes: u64,
+    /// Reason why the address of the owner does not lead to it, as the master has found.
+    pub(super) address_finding: Option<String>,
 }
 
 #[derive(Deserialize)]

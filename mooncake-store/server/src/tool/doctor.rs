@@ -188,6 +188,13 @@ fn reach(segments: &[Segment], session: &Session) -> Vec<Finding> {
     let master_is_here = session.leader().is_ok_and(|master| host_id(master).is_empty());
     for at in segments.iter().take(MAX_CHECKED_SEGMENTS) {
         let endpoint = &at.te_endpoint;
+        if let Some(finding) = &at.address_finding {
+            findings.push(Finding::bad(
+                "advertised address",
+                format!("segment {} has the address {endpoint}: {finding}", at.segment_name),
+                "give its client an address that leads to its own process (local_hostname, MOONCAKE_LOCAL_HOSTNAME)",
+            ));
+        }
         if host_id(endpoint).is_empty() && !master_is_here {
             findings.push(Finding::bad(
                 "advertised address",
