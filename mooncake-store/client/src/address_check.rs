@@ -3,12 +3,12 @@
 
 use std::time::Duration;
 
-use mooncake_core::clock::Moment;
 use mooncake_core::{Error, Result};
 use mooncake_protocol::message::CheckAddress;
 use mooncake_protocol::wire::AddressCheck;
 use mooncake_transport::Transport;
 
+use crate::address_state::NextStep;
 use crate::announce::is_refusal;
 use crate::config::AddressPolicy;
 use crate::deadline::Deadline;
@@ -16,36 +16,8 @@ use crate::state::{Client, Inner};
 
 /// Time between two checks of an address that does not lead to this client.
 const REPEAT_AFTER: Duration = Duration::from_secs(30);
-/// Time between two questions of a client that waits for the outcome.
+/// Time between two requests of a client that waits for the outcome.
 const POLL: Duration = Duration::from_millis(20);
-
-/// State of the check.
-#[derive(Debug, Default)]
-pub(crate) struct AddressState {
-    next: NextStep,
-    /// Last finding that was logged.
-    finding: Option<String>,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-enum NextStep {
-    /// The master is asked to check the address.
-    #[default]
-    Request,
-    /// The master is asked for the outcome.
-    Fetch,
-    /// The address leads to this client, or this master does not check addresses.
-    None,
-    /// The address is checked again at that time, because it does not lead to this client.
-    RepeatAt(Moment),
-}
-
-impl AddressState {
-    /// Makes the next heartbeat check the address.
-    pub(crate) fn renew(&mut self) {
-        self.next = NextStep::Request;
-    }
-}
 
 impl<T: Transport> Inner<T> {
     /// Asks the master whether the address of this client leads to it, until that is known.
@@ -117,7 +89,8 @@ impl<T: Transport> Client<T> {
                 let own = self.inner.listens_at();
                 return Err(Error::invalid(format!(
                     "cannot join: the own address does not lead to this client: {finding}. \
-                     advertised={advertised} listens_at={own}; give an address of this process (local_hostname)"
+                     advertised={advertised} listens_at={own}; \
+                     give an address of this process (local_hostname)"
                 )));
             }
             if !matches!(next, NextStep::Fetch) || deadline.is_over() {

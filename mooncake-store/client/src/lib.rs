@@ -19,6 +19,7 @@
 #![deny(unsafe_code)]
 
 mod address_check;
+mod address_state;
 mod announce;
 mod attempt;
 mod batch_parts;

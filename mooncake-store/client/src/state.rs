@@ -19,7 +19,7 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
-use crate::address_check::AddressState;
+use crate::address_state::AddressState;
 use crate::cache::HotCache;
 use crate::config::{ClientConfig, RPC_ONLY};
 use crate::deadline::Deadline;

@@ -49,9 +49,10 @@ mod model;
 mod space;
 mod sync;
 
+pub use self::calls::Master;
 pub use self::calls::put::Put;
 pub use self::calls::tick::TickReport;
-pub use self::calls::{AdvertisedAddress, Master};
+pub use self::model::address_checks::AdvertisedAddress;
 pub use self::model::curve::{CurvePoint, CurveReport};
 pub use self::model::drain::{DrainInfo, DrainRequest, DrainStatus};
 pub use self::model::journal::Journal;

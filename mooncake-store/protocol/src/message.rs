@@ -606,7 +606,7 @@ calls! {
         tenant: &'a str,
     ) -> Answer<SpaceOutlook>;
     /// Reports objects of earlier masters that the client is about to announce. Returns the form of
-    /// the keys of this master, to which the client converts theirs.
+    /// the keys of this master, to which the client converts those of the objects.
     ExchangeKeyForm(client: ClientId, held: Option<HeldObjects>) -> Answer<MasterKeys> [remote_only];
     /// Asks the master to connect to the handshake port that the client advertises, and returns the
     /// outcome as far as it is known. An embedded master refuses the call.

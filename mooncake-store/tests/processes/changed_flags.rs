@@ -84,7 +84,7 @@ const SAME: &str = "read again";
 const PLACED: &str = "read again; new objects follow the new value";
 const NEXT: &str = "read again; the new value holds from now on";
 
-/// Values other than the default of every flag that has no change of its own, and that is no address.
+/// Values other than the default of every flag that has no change of its own, without addresses.
 const OTHER_FLAGS: &[&str] = &[
     "--rpc_thread_num=3",
     "--max_threads=7",

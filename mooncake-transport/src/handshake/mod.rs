@@ -16,7 +16,8 @@ pub use client::{exchange, fetch_descriptor, notify, probe, probe_instance};
 pub use frame::{Frame, Kind, encode, parse, parse_payload, payload_len};
 pub use server::HandshakeServer;
 
-/// Key in a probe and in its response: the request for the identity of the process, and the identity.
+/// Key in a probe and in its response: the request for the identity of the process, and the
+/// identity.
 const INSTANCE: &str = "instance";
 
 /// Limits and timeouts of the handshake port, for both sides.

@@ -94,8 +94,8 @@ impl ClientEnvironment {
             => set!(|client, text| client.config.metrics_interval = seconds(text)?),
         /// Label `cluster_id` of the metrics, and cluster id for masters in etcd
         MC_STORE_CLUSTER_ID: "" => set!(config.cluster_id = any),
-        /// Consequence of an own address that does not lead to this client, as the master finds after
-        /// a mount: off, warn or refuse
+        /// Consequence of an own address that does not lead to this client, as the master finds
+        /// after a mount: off, warn or refuse
         MOONCAKE_ADDRESS_CHECK: "warn" => set!(config.address_check = number),
         /// Copy bytes between clients of one process without a transport, unless 0, false, no or
         /// off

@@ -1,7 +1,5 @@
-//! Checks of the addresses that clients advertise. A client asks for one after a mount. The server of
-//! the master connects to the address, and the client fetches the outcome.
-
-use std::collections::{HashMap, VecDeque};
+//! Checks of the addresses that clients advertise. A client asks for one after a mount. The server
+//! of the master connects to the address, and the client fetches the outcome.
 
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::evict::MergeableOrder;
@@ -10,33 +8,8 @@ use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_protocol::wire::AddressCheck;
 
 use super::master::Master;
+use crate::model::address_checks::AdvertisedAddress;
 use crate::space::mount::MAX_WORD;
-
-/// Address that a client advertises.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct AdvertisedAddress {
-    /// Client behind the address.
-    pub client: ClientId,
-    /// Host and port of its handshake port.
-    pub endpoint: String,
-    /// Identity of its process.
-    pub instance: String,
-}
-
-/// Requested checks, and their outcomes.
-#[derive(Default)]
-pub(crate) struct AddressChecks {
-    queue: VecDeque<AdvertisedAddress>,
-    latest: HashMap<ClientId, (AdvertisedAddress, AddressCheck)>,
-}
-
-impl AddressChecks {
-    /// Forgets the clients that are not known any more.
-    pub(super) fn prune(&mut self, is_known: impl Fn(ClientId) -> bool) {
-        self.latest.retain(|client, _| is_known(*client));
-        self.queue.retain(|address| is_known(address.client));
-    }
-}
 
 const PENDING: AddressCheck = AddressCheck { is_over: false, finding: None };
 
@@ -81,7 +54,8 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         }
     }
 
-    /// Returns the reason why the address of a client does not lead to it, if a check has found one.
+    /// Returns the reason why the address of a client does not lead to it, if a check has found
+    /// one.
     pub fn address_finding(&self, client: ClientId) -> Option<String> {
         self.address_checks.lock().latest.get(&client)?.1.finding.clone()
     }

@@ -22,9 +22,9 @@ use mooncake_protocol::wire::{
     DrainProgress, ItemLifetime, PromotionPlan, ReadablePrefix, TaskKind, pack_prefix,
 };
 
-use super::address_checks::AdvertisedAddress;
 use super::chains::KeyInCall;
 use super::master::Master;
+use crate::model::address_checks::AdvertisedAddress;
 use crate::model::value::Writer;
 
 /// Implements [`Handle`] for [`Master`], one row for each call.

@@ -7,10 +7,10 @@ use mooncake_core::clock::{Rng, SharedClock, SystemClock};
 use mooncake_core::evict::{BuiltinPolicy, MergeableOrder};
 use mooncake_protocol::wire::WeightId;
 
-use super::address_checks::AddressChecks;
 use super::announce_pace::AnnouncePace;
 use super::client_table::ClientTable;
 use crate::jobs::Jobs;
+use crate::model::address_checks::AddressChecks;
 use crate::model::options::MasterOptions;
 use crate::space::Space;
 use crate::space::group_rests::RunBlocking;

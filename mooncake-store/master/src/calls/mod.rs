@@ -1,6 +1,6 @@
 //! Calls: the public methods of [`Master`], one module for each subject, and the RPC handlers.
 
-pub(crate) mod address_checks;
+mod address_checks;
 mod announce_pace;
 mod chains;
 mod client_table;
@@ -42,5 +42,4 @@ mod weight_moves;
 mod weights;
 mod zeroes;
 
-pub use self::address_checks::AdvertisedAddress;
 pub use self::master::Master;

@@ -3,6 +3,7 @@
 //!
 //! Nothing here knows an object of the directory or another layer.
 
+pub(crate) mod address_checks;
 pub(crate) mod announcements;
 pub(crate) mod copy_jobs;
 pub(crate) mod counters;

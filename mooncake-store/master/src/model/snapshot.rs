@@ -107,8 +107,8 @@ impl Snapshot {
     }
 
     /// Converts the keys to the form of another master, and drops the objects that have no key of
-    /// that form. Returns the numbers of converted and dropped objects; `None` if the keys have this
-    /// form already, or their form is unknown.
+    /// that form. Returns the numbers of converted and dropped objects; `None` if the keys have
+    /// this form already, or their form is unknown.
     pub(crate) fn convert_keys(&mut self, to: KeyForm) -> Option<(usize, usize)> {
         let known = self.head.has_tenants.map(KeyForm::of_master);
         let keys = || self.objects.iter().map(|object| &*object.key);
