@@ -219,7 +219,8 @@ mod tests {
                 let is_own = |byte: &Option<Remains>| byte.is_none_or(|byte| byte == Remains::Of(tenant));
                 let own = bytes[range.clone()].iter().all(is_own);
                 prop_assert_eq!(residue.admits(extent, Grantee { tenant, writes_all: false }), own);
-                prop_assert!(residue.admits(extent, Grantee { tenant, writes_all: true }));
+                let is_admitted = residue.admits(extent, Grantee { tenant, writes_all: true });
+                prop_assert!(is_admitted);
                 if tenant == 0 {
                     residue.clear(extent);
                     bytes[range].fill(None);
