@@ -140,6 +140,7 @@ def test_mooncake_cpp_then_this_package(environment):
     mend(environment)
 
 
+@pytest.mark.nightly
 def test_this_package_then_mooncake_cpp(environment):
     environment.install("ours")
     environment.install("theirs")

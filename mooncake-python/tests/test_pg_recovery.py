@@ -133,6 +133,7 @@ def replace_in_ddp(further: int) -> tuple[list[Any], float]:
     return training.log, training.slowest
 
 
+@pytest.mark.nightly
 def test_ddp_goes_on_without_a_killed_rank_and_with_its_replacement() -> None:
     victim, death, delay = random.randrange(1, SIZE), random.randrange(2, 60), random.uniform(0, 0.02)
     print(f"victim={victim} death={death} delay={delay}")
