@@ -4,12 +4,12 @@
 use std::time::Duration;
 
 use mooncake_core::{Error, Result};
+use mooncake_protocol::master_client::is_missing_call;
 use mooncake_protocol::message::CheckAddress;
 use mooncake_protocol::wire::AddressCheck;
 use mooncake_transport::Transport;
 
 use crate::address_state::NextStep;
-use crate::announce::is_refusal;
 use crate::config::AddressPolicy;
 use crate::deadline::Deadline;
 use crate::state::{Client, Inner};
@@ -36,7 +36,7 @@ impl<T: Transport> Inner<T> {
         let instance = self.engine.instance();
         let call = self.master.call(CheckAddress { client: self.id, endpoint: &endpoint, instance, again });
         let check = match deadline.bound("checking the address", call).await {
-            Err(error) if is_refusal(&error) => AddressCheck { is_over: true, finding: None },
+            Err(error) if is_missing_call(&error) => AddressCheck { is_over: true, finding: None },
             check => check?,
         };
         let mut state = self.address_state.lock();

@@ -17,7 +17,7 @@ use mooncake_core::alloc::Extent;
 use mooncake_core::clock::{Moment, SharedClock};
 use mooncake_core::fault_injection::is_planted;
 use mooncake_core::ids::{ReplicaId, SegmentId};
-use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
+use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_transport::{Slice, Transport};
 use tokio::task::JoinSet;
 
@@ -27,6 +27,7 @@ use crate::errors::display_key;
 use crate::inventory::{Entry, Inventory, ReplicaPosition};
 use crate::state::Inner;
 use mooncake_protocol::key_form::KeyForm;
+use mooncake_protocol::master_client::is_missing_call;
 use mooncake_protocol::message::{
     AnnounceExpired, AnnounceReplicas, AnnounceTimed, ExchangeEpochs, ExchangeKeyForm, FetchExpired,
     FetchUnclaimed, MountKeptSegment, ReleaseKept,
@@ -51,12 +52,6 @@ const MAX_EXTENTS: usize = 16 << 10;
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
 /// Granularity of the space of an object, in bytes.
 const SPACE_GRANULARITY: u64 = 64;
-
-/// Returns whether an error means that the master lacks an RPC of the inventory or has another
-/// version of it.
-pub(crate) fn is_refusal(error: &Error) -> bool {
-    error.code() == ErrorCode::NotSupported || error.kind() == ErrorKind::VersionMismatch
-}
 
 /// Logs why objects do not outlive this master.
 pub(crate) fn log_refusal(error: &Error) {
@@ -83,7 +78,7 @@ impl<T: Transport> Inner<T> {
                     self.fetch_expired(&mut inventory, deadline).await?;
                 }
             }
-            Err(error) if is_refusal(&error) => {
+            Err(error) if is_missing_call(&error) => {
                 log_refusal(&error);
                 inventory.reset();
             }
@@ -107,7 +102,7 @@ impl<T: Transport> Inner<T> {
             }
             // The response comes from another master, which the next ping detects.
             Ok(_) => {}
-            Err(error) if is_refusal(&error) => inventory.key_form = None,
+            Err(error) if is_missing_call(&error) => inventory.key_form = None,
             Err(error) => return Err(error),
         }
         Ok(())
@@ -120,7 +115,7 @@ impl<T: Transport> Inner<T> {
         let call = self.master.call(ExchangeEpochs { client: self.id, epochs });
         match deadline.bound("exchanging the order of masters", call).await {
             Ok(known) => inventory.learn_epochs(&known),
-            Err(error) if is_refusal(&error) => {}
+            Err(error) if is_missing_call(&error) => {}
             Err(error) => return Err(error),
         }
         Ok(())
@@ -204,7 +199,7 @@ impl<T: Transport> Inner<T> {
                 Ok(Some(page))
             }
             Ok(_) => Ok(None),
-            Err(error) if is_refusal(&error) => Ok(None),
+            Err(error) if is_missing_call(&error) => Ok(None),
             Err(error) => Err(error),
         }
     }
@@ -320,7 +315,7 @@ impl<T: Transport> Inner<T> {
     ) -> Result<()> {
         let mount = MountKeptSegment { segment: Cow::Borrowed(segment), client: self.id };
         match deadline.bound("mounting", self.master.call(mount)).await {
-            Err(error) if is_refusal(&error) => {
+            Err(error) if is_missing_call(&error) => {
                 log_refusal(&error);
                 self.inventory.lock().await.retained.retain(|(id, _), _| *id != segment.id);
                 return deadline.bound("mounting", self.master.mount(self.id, segment)).await;
@@ -505,7 +500,7 @@ impl<T: Transport> Inner<T> {
                     let call = AnnounceTimed { client, stored, lifetimes };
                     match self.master.call_each(call, batch.len()).await {
                         // An older master would serve the objects for ever.
-                        Err(error) if is_refusal(&error) => Ok(vec![Err(error); batch.len()]),
+                        Err(error) if is_missing_call(&error) => Ok(vec![Err(error); batch.len()]),
                         outcome => outcome,
                     }
                 }

@@ -16,11 +16,12 @@ use mooncake_core::fault_injection::is_planted;
 use mooncake_core::ids::{ClientId, SegmentId};
 use mooncake_core::memory::{AddressHole, HostMemory, MemorySource, lock_alone};
 use mooncake_core::{Error, ErrorCode, Result};
+use mooncake_protocol::master_client::is_missing_call;
 use mooncake_protocol::message::HandOverSegment;
 use mooncake_transport::Transport;
 use mooncake_transport::private_files::{self, FileMode, Opening};
 
-use crate::announce::{is_refusal, log_refusal};
+use crate::announce::log_refusal;
 use crate::config::{ClientConfig, SegmentFile};
 use crate::deadline::Deadline;
 use crate::inventory::index::{self, Contents, Header, Index};
@@ -201,7 +202,7 @@ impl<T: Transport> Inner<T> {
     async fn hand_over(&self, segment: SegmentId, deadline: &Deadline) -> Result<()> {
         let call = self.master.call(HandOverSegment { segment, client: self.id });
         match deadline.bound("handing over", call).await {
-            Err(error) if is_refusal(&error) => {
+            Err(error) if is_missing_call(&error) => {
                 deadline.bound("unmounting", self.master.unmount(self.id, segment)).await
             }
             outcome => outcome,
@@ -224,7 +225,7 @@ impl<T: Transport> Inner<T> {
             let call = self.master.inventory(self.id, inventory.last_change);
             let timed = match deadline.bound("asking for the inventory", call).await {
                 Ok(timed) => timed,
-                Err(error) if is_refusal(&error) => {
+                Err(error) if is_missing_call(&error) => {
                     log_refusal(&error);
                     inventory.reset();
                     return Ok(());

@@ -10,12 +10,12 @@ use mooncake_core::fault_injection::is_planted;
 use mooncake_core::replica::ReplicateConfig;
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_protocol::api::{PutItem, WriteMode};
+use mooncake_protocol::master_client::is_missing_call;
 use mooncake_protocol::message::CheckSpace;
 use mooncake_protocol::parts::{KEY_OVERHEAD, front};
 use mooncake_protocol::wire::SpaceOutlook;
 use mooncake_transport::Transport;
 
-use crate::announce::is_refusal;
 use crate::deadline::Deadline;
 use crate::errors::display_key;
 use crate::refusals::NO_SEGMENT;
@@ -112,7 +112,7 @@ impl RetryOnFull {
         let SpaceOutlook { reason, age_ms } = match deadline.bound("outlook of a put", call).await {
             Ok(outlook) => outlook,
             Err(error) => {
-                self.lacks_outlook = is_refusal(&error);
+                self.lacks_outlook = is_missing_call(&error);
                 return false;
             }
         };

@@ -4,7 +4,8 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use bytes::Bytes;
-use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
+use mooncake_core::{ErrorCode, Result};
+use mooncake_protocol::master_client::is_missing_call;
 use mooncake_protocol::message::FetchZeroWork;
 use mooncake_protocol::wire::ZeroExtent;
 use mooncake_transport::Transport;
@@ -19,11 +20,6 @@ const CHUNK: usize = 1 << 20;
 /// Part of the time between two heartbeats after which no further work is requested: one in this
 /// number.
 const TIME_DIVISOR: u32 = 10;
-
-/// Returns whether the master lacks the call, as one of Mooncake C++ does.
-fn is_unsupported(error: &Error) -> bool {
-    error.code() == ErrorCode::NotSupported || error.kind() == ErrorKind::VersionMismatch
-}
 
 impl<T: Transport> Inner<T> {
     /// Zeroes what the master requests, and reports it. A request without a report is repeated, so
@@ -40,7 +36,7 @@ impl<T: Transport> Inner<T> {
             let call = self.master.call(FetchZeroWork { client: self.id, zeroed: done.into() });
             let work = match deadline.bound("request for memory to zero", call).await {
                 Ok(work) if work.needed => work,
-                Err(error) if !is_unsupported(&error) => return Err(error),
+                Err(error) if !is_missing_call(&error) => return Err(error),
                 // The next master may need it.
                 _ => {
                     self.zeroes_nothing.store(true, Relaxed);

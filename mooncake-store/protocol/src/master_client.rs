@@ -77,7 +77,7 @@ pub struct ReadNumber {
 }
 
 /// Returns whether an error means that the master lacks a call or has another version of it.
-fn is_missing_call(error: &Error) -> bool {
+pub fn is_missing_call(error: &Error) -> bool {
     error.code() == ErrorCode::NotSupported || error.kind() == ErrorKind::VersionMismatch
 }
 
