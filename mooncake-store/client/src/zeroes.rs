@@ -3,20 +3,18 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use bytes::Bytes;
 use mooncake_core::{ErrorCode, Result};
 use mooncake_protocol::master_client::is_missing_call;
 use mooncake_protocol::message::FetchZeroWork;
 use mooncake_protocol::wire::ZeroExtent;
 use mooncake_transport::Transport;
-use mooncake_transport::engine::Request;
 
 use crate::deadline::Deadline;
 use crate::mounted::Mounted;
 use crate::state::Inner;
 
-/// Number of bytes that are zeroed at a time.
-const CHUNK: usize = 1 << 20;
+/// Bytes that are zeroed at a time.
+static ZEROES: [u8; 256 << 10] = [0; 256 << 10];
 /// Part of the time between two heartbeats after which no further work is requested: one in this
 /// number.
 const TIME_DIVISOR: u32 = 10;
@@ -28,6 +26,9 @@ impl<T: Transport> Inner<T> {
         if self.zeroes_nothing.load(Relaxed) || self.segments.lock().is_empty() {
             return Ok(());
         }
+        // No segment is mounted again meanwhile. To another master the extents are free, and it
+        // grants them to writers.
+        let _unchanged = self.changing(deadline).await?;
         let clock = &self.config.clock;
         let stop = clock.now().after(self.config.ping_interval / TIME_DIVISOR);
         let mut done = Vec::new();
@@ -48,7 +49,7 @@ impl<T: Transport> Inner<T> {
             }
             done = Vec::with_capacity(work.extents.len());
             for extent in &work.extents {
-                match self.zero(extent, deadline).await {
+                match self.zero(extent).await {
                     Ok(()) => done.push(extent.number),
                     Err(error) => tracing::debug!(client = %self.id, "memory was not zeroed: {error}"),
                 }
@@ -60,21 +61,16 @@ impl<T: Transport> Inner<T> {
     }
 
     /// Zeroes one extent. The engine refuses memory that is not mounted any more.
-    async fn zero(&self, extent: &ZeroExtent, deadline: &Deadline) -> Result<()> {
+    async fn zero(&self, extent: &ZeroExtent) -> Result<()> {
         let mounted = |mounted: &&Mounted<T>| mounted.id() == extent.segment;
         let base = self.segments.lock().iter().find(mounted).map(|mounted| mounted.segment.base);
-        let start = base.ok_or(ErrorCode::SegmentNotFound)?.saturating_add(extent.offset);
-        let own = deadline.bound("connecting to the own memory", self.engine.open(&self.endpoint)).await?;
-        let len = usize::try_from(extent.len).unwrap_or(usize::MAX);
-        let zeroes = Bytes::from(vec![0; len.min(CHUNK)]);
-        let mut at = 0;
-        while at < len {
-            let part = zeroes.slice(..zeroes.len().min(len - at));
-            let next = at + part.len();
-            let request = Request::new(&own, start.saturating_add(at as u64), part);
-            let (results, _) = self.engine.write_batch(vec![request], Some(deadline.portion(7, 8))).await;
-            results.into_iter().collect::<Result<()>>()?;
-            at = next;
+        let mut at = base.ok_or(ErrorCode::SegmentNotFound)?.saturating_add(extent.offset);
+        let end = at.saturating_add(extent.len);
+        while at < end {
+            let len = usize::try_from(end - at).map_or(ZEROES.len(), |left| left.min(ZEROES.len()));
+            self.engine.overwrite(at, &ZEROES[..len])?;
+            at += len as u64;
+            tokio::task::yield_now().await;
         }
         Ok(())
     }

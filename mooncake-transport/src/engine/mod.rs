@@ -146,6 +146,15 @@ impl<T: Transport> Engine<T> {
         self.inner.regions.instance()
     }
 
+    /// Writes to memory of this engine that is open to peers, without the transport: nothing lands
+    /// after the call. The caller makes sure that no peer uses the bytes.
+    ///
+    /// # Errors
+    /// Returns `Invalid` for memory that is not open or is read-only, and the errors of the device.
+    pub fn overwrite(&self, address: u64, bytes: &[u8]) -> Result<()> {
+        self.inner.regions.overwrite(address, bytes)
+    }
+
     /// Returns the transport.
     pub fn transport(&self) -> &Arc<T> {
         &self.inner.transport

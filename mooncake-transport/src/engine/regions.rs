@@ -95,6 +95,11 @@ impl Regions {
         Ok(OpenRange { regions: claim.regions.clone(), addr: claim.addr, _exposure: exposure })
     }
 
+    /// Writes to an open range.
+    pub(super) fn overwrite(&self, address: u64, bytes: &[u8]) -> Result<()> {
+        self.exposed.write(address, bytes)
+    }
+
     /// Returns the open ranges for the descriptor.
     pub(super) fn buffers(&self, name: &str) -> Vec<BufferDesc> {
         self.claimed
