@@ -38,12 +38,12 @@ struct Change {
 #[derive(Clone, Copy)]
 enum Outcome {
     /// Each object is read again.
-    Kept,
+    Retained,
     /// The log of the master counts the objects that are not read again, in lines with this text.
     Dropped(&'static str),
 }
 
-use Outcome::{Dropped, Kept};
+use Outcome::{Dropped, Retained};
 
 /// Policies of tenants in the folder of a test.
 const POLICIES: [(&str, &str); 4] = [
@@ -58,8 +58,21 @@ const POLICY: &[&str] = &["--tenant_quota_connector_uri={dir}/both.yaml"];
 const POLICY_OF_BLUE: &[&str] = &["--tenant_quota_connector_uri={dir}/blue.yaml"];
 const SNAPSHOTS: &[&str] = &["--enable_snapshot=true", "--enable_snapshot_restore=true"];
 
-const fn kept(flag: &'static str, before: &'static str, after: &'static str, effect: &'static str) -> Change {
-    Change { flag, values: [before, after], with: &[], then: &[], tenant: "default", outcome: Kept, effect }
+const fn retained(
+    flag: &'static str,
+    before: &'static str,
+    after: &'static str,
+    effect: &'static str,
+) -> Change {
+    Change {
+        flag,
+        values: [before, after],
+        with: &[],
+        then: &[],
+        tenant: "default",
+        outcome: Retained,
+        effect,
+    }
 }
 
 const fn dropped(change: Change, line: &'static str) -> Change {
@@ -177,24 +190,24 @@ const ADDRESSES: &[&str] = &[
 changes! {
     tenants_on = Change {
         with: MOST_FOR_DEFAULT,
-        ..kept("enable_multi_tenants", "false", "true", "become those of the tenant `default`")
+        ..retained("enable_multi_tenants", "false", "true", "become those of the tenant `default`")
     };
     tenants_on_without_default = dropped(Change {
         with: POLICY_OF_BLUE,
-        ..kept("enable_multi_tenants", "false", "true", "dropped if the policy has no tenant `default`")
+        ..retained("enable_multi_tenants", "false", "true", "dropped if the policy has no tenant `default`")
     }, "--tenant_quota_connector_uri");
     tenants_off = Change {
         with: MOST_FOR_DEFAULT,
-        ..kept("enable_multi_tenants", "true", "false", "of the tenant `default`: read again")
+        ..retained("enable_multi_tenants", "true", "false", "of the tenant `default`: read again")
     };
     tenants_off_for_others = dropped(Change {
         with: POLICY,
         tenant: "blue",
-        ..kept("enable_multi_tenants", "true", "false", "of other tenants: dropped")
+        ..retained("enable_multi_tenants", "true", "false", "of other tenants: dropped")
     }, "--enable_multi_tenants=false");
     tenant_unregistered = dropped(Change {
         with: TENANTS,
-        ..kept(
+        ..retained(
             "tenant_quota_connector_uri",
             "{dir}/both.yaml",
             "{dir}/blue.yaml",
@@ -204,46 +217,46 @@ changes! {
     tenant_with_less = dropped(Change {
         with: TENANTS,
         tenant: "blue",
-        ..kept(
+        ..retained(
             "tenant_quota_connector_uri",
             "{dir}/both.yaml",
             "{dir}/small.yaml",
             "above the quota of their tenant: dropped",
         )
     }, "--tenant_quota_connector_uri");
-    cluster = kept("cluster_id", "a", "b", "read again; snapshots of the other cluster are not read");
-    snapshot_folder = kept("snapshot_local_path", "{dir}/one", "{dir}/two", "read again, as without a snapshot");
-    snapshots_unread = kept("enable_snapshot_restore", "true", "false", "read again, as without a snapshot");
-    snapshots_read = kept("enable_snapshot_restore", "false", "true", SAME);
-    snapshots_written = kept("enable_snapshot", "false", "true", SAME);
-    best_fit = kept("memory_allocator", "offset", "best_fit", PLACED);
-    offset = kept("memory_allocator", "best_fit", "offset", PLACED);
-    cachelib = kept("memory_allocator", "best_fit", "cachelib", PLACED);
-    one_shard = kept("directory_shards", "64", "1", SAME);
-    many_shards = kept("directory_shards", "1", "256", SAME);
-    placement_by_free_space = kept("allocation_strategy", "random", "free_ratio_first", PLACED);
-    local_placement = kept("allocation_strategy", "free_ratio_first", "local_first", PLACED);
-    eviction_by_lru = kept("eviction_policy", "gittins", "lru", "read again; learned values are lost");
-    eviction_by_gittins = kept("eviction_policy", "s3fifo", "gittins", "read again; nothing is learned yet");
-    higher_watermark = kept("eviction_high_watermark_ratio", "0.9", "0.99", NEXT);
-    longer_lease = kept("default_kv_lease_ttl", "1s", "1m", NEXT);
-    shorter_lease = kept("default_kv_lease_ttl", "1m", "1s", "read again; earlier leases hold");
-    shorter_life = kept("client_ttl", "10", "5", NEXT);
-    suspicion = kept("client_suspicion_ttl_sec", "", "5", NEXT);
-    soft_pin = kept("default_kv_soft_pin_ttl", "30m", "1m", "read again; earlier pins keep their time");
-    no_rest = kept("remount_rest", "auto", "0", NEXT);
-    shorter_writes = kept("put_start_release_timeout_sec", "600", "40", NEXT);
-    disks_on = kept("enable_offload", "false", "true", "read again");
-    disks_off = kept(
+    cluster = retained("cluster_id", "a", "b", "read again; snapshots of the other cluster are not read");
+    snapshot_folder = retained("snapshot_local_path", "{dir}/one", "{dir}/two", "read again, as without a snapshot");
+    snapshots_unread = retained("enable_snapshot_restore", "true", "false", "read again, as without a snapshot");
+    snapshots_read = retained("enable_snapshot_restore", "false", "true", SAME);
+    snapshots_written = retained("enable_snapshot", "false", "true", SAME);
+    best_fit = retained("memory_allocator", "offset", "best_fit", PLACED);
+    offset = retained("memory_allocator", "best_fit", "offset", PLACED);
+    cachelib = retained("memory_allocator", "best_fit", "cachelib", PLACED);
+    one_shard = retained("directory_shards", "64", "1", SAME);
+    many_shards = retained("directory_shards", "1", "256", SAME);
+    placement_by_free_space = retained("allocation_strategy", "random", "free_ratio_first", PLACED);
+    local_placement = retained("allocation_strategy", "free_ratio_first", "local_first", PLACED);
+    eviction_by_lru = retained("eviction_policy", "gittins", "lru", "read again; learned values are lost");
+    eviction_by_gittins = retained("eviction_policy", "s3fifo", "gittins", "read again; nothing is learned yet");
+    higher_watermark = retained("eviction_high_watermark_ratio", "0.9", "0.99", NEXT);
+    longer_lease = retained("default_kv_lease_ttl", "1s", "1m", NEXT);
+    shorter_lease = retained("default_kv_lease_ttl", "1m", "1s", "read again; earlier leases hold");
+    shorter_life = retained("client_ttl", "10", "5", NEXT);
+    suspicion = retained("client_suspicion_ttl_sec", "", "5", NEXT);
+    soft_pin = retained("default_kv_soft_pin_ttl", "30m", "1m", "read again; earlier pins keep their time");
+    no_rest = retained("remount_rest", "auto", "0", NEXT);
+    shorter_writes = retained("put_start_release_timeout_sec", "600", "40", NEXT);
+    disks_on = retained("enable_offload", "false", "true", "read again");
+    disks_off = retained(
         "enable_offload",
         "true",
         "false",
         "read again; those on disks only wait there for the former value",
     );
-    files_on = kept("root_fs_dir", "", "{dir}/files", SAME);
-    files_off = kept("root_fs_dir", "{dir}/files", "", "read again; those in files only are dropped");
-    other_files = kept("root_fs_dir", "{dir}/files", "{dir}/other", "read again; those in files only are dropped");
-    all_others = Change { then: OTHER_FLAGS, ..kept("v", "0", "1", "") };
+    files_on = retained("root_fs_dir", "", "{dir}/files", SAME);
+    files_off = retained("root_fs_dir", "{dir}/files", "", "read again; those in files only are dropped");
+    other_files = retained("root_fs_dir", "{dir}/files", "{dir}/other", "read again; those in files only are dropped");
+    all_others = Change { then: OTHER_FLAGS, ..retained("v", "0", "1", "") };
 }
 
 /// Cluster whose master is restarted.
@@ -339,7 +352,7 @@ async fn check(change: &Change, with_snapshot: bool) {
             panic!("{status}: {}", log());
         }
         counted = match change.outcome {
-            Kept => hits(&reader).await,
+            Retained => hits(&reader).await,
             Dropped(text) => hits(&reader).await + dropped_in(&log(), text),
         };
         counted >= OBJECTS
@@ -351,7 +364,7 @@ async fn check(change: &Change, with_snapshot: bool) {
         cluster.metric("master_allocated_bytes") == Some(0)
     })
     .await;
-    if let Kept = change.outcome {
+    if let Retained = change.outcome {
         let all = vec![7; SEGMENT as usize / 10 * 9];
         assert_eq!(owner.put("all", all).await.unwrap(), PutOutcome::Stored);
     }

@@ -200,7 +200,7 @@ impl<A: SegmentAllocator> MountedSegment<A> {
     }
 
     /// Returns extents for the owner to zero, up to `most` bytes, with the number of each request.
-    /// They stay taken until they are [acknowledged](Self::acknowledge_zeroed).
+    /// The extents stay taken until they are [acknowledged](Self::acknowledge_zeroed).
     pub(crate) fn request_zeroes(&self, most: u64, number: impl FnMut() -> u64) -> Vec<(u64, Extent)> {
         let mut space = self.space.lock();
         let SegmentSpace { allocator, residue, .. } = &mut *space;

@@ -82,8 +82,8 @@ impl Seen {
 /// Returns the number of operations that the environment names.
 #[allow(clippy::disallowed_methods, reason = "a setting of the test")]
 fn operations() -> u64 {
-    let named = std::env::var("MOONCAKE_OLD_MEMORY_OPERATIONS").ok();
-    named.map_or(OPERATIONS, |text| text.parse().expect("a number of operations"))
+    let count = std::env::var("MOONCAKE_OLD_MEMORY_OPERATIONS").ok();
+    count.map_or(OPERATIONS, |text| text.parse().expect("a number of operations"))
 }
 
 #[tokio::test]

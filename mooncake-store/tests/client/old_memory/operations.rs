@@ -103,15 +103,15 @@ impl Stage {
         }
         let (client, wire) = self.disturbed_writer(tenant);
         let outcomes = if self.rng.below(2) == 0 {
-            let named: Vec<(String, Bytes)> =
+            let whole: Vec<(String, Bytes)> =
                 items.iter().map(|(key, value)| (name(*key), value.clone())).collect();
-            run(&wire, drops, client.batch_put(&named, &options)).await
+            run(&wire, drops, client.batch_put(&whole, &options)).await
         } else {
-            let mut named = Vec::new();
+            let mut split = Vec::new();
             for (key, value) in &items {
-                named.push((name(*key), self.pieces(&client, value)));
+                split.push((name(*key), self.pieces(&client, value)));
             }
-            run(&wire, drops, client.batch_put(&named, &options)).await
+            run(&wire, drops, client.batch_put(&split, &options)).await
         };
         for (at, (key, value)) in items.iter().enumerate() {
             let outcome = match &outcomes {
@@ -225,12 +225,12 @@ impl Stage {
         let (from, to) = (self.owners[0].0.hostname(), self.owners[1].0.hostname());
         let (from, to) = if self.rng.below(2) == 0 { (from, to) } else { (to, from) };
         let replicas = self.writers[tenant].0.replicas();
-        let asked = if self.rng.below(2) == 0 {
+        let requested = if self.rng.below(2) == 0 {
             replicas.copy(&key, &[to]).await
         } else {
             replicas.move_to(&key, from, to).await
         };
-        self.seen.copies += u64::from(asked.is_ok());
+        self.seen.copies += u64::from(requested.is_ok());
     }
 
     pub(super) async fn remove(&mut self) {
