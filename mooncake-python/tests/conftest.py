@@ -37,13 +37,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason="cargo xtask nightly runs it"))
 
 
+# Reservations of the ports that this process has got.
+_reserved: list[socket.socket] = []
+
+
 def free_port() -> int:
-    """Returns a free port below those that the system assigns to outgoing connections."""
+    """Returns a free port below those that the system assigns to outgoing connections. No other
+    test gets it as long as this process lives: the reservation is a socket, whose name the Rust
+    tests use, too.
+    """
     while True:
         port = random.randrange(20_000, 32_000)
+        reservation = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
+            reservation.bind(f"\0mooncake-test-port-{port}")
+            probe.bind(("0.0.0.0", port))
+            _reserved.append(reservation)
             return port
+        reservation.close()
 
 
 def wait_for_port(port: int, process: subprocess.Popen[bytes], log: Path) -> None:

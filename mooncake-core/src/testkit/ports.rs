@@ -2,15 +2,24 @@
 
 use std::net::TcpListener;
 use std::ops::Range;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::sync::atomic::{AtomicU32, Ordering};
+
+use parking_lot::Mutex;
 
 /// Ports below those of outgoing connections (Linux: from 32768), and above those that engines
 /// choose by themselves (to 17000).
 const PORTS: Range<u16> = 20_000..32_000;
 
-/// Returns a free port. A port that the system picks (port 0) may be given to an outgoing
-/// connection while no process listens there: before a server has begun, or between its death and
-/// its restart. These ports are not. This process gets no port twice before all are used up.
+/// Reservations of the ports that this process has got.
+static RESERVED: Mutex<Vec<UnixDatagram>> = Mutex::new(Vec::new());
+
+/// Returns a free port, which no other test gets as long as this process lives.
+///
+/// A port that the system picks (port 0) may be given to an outgoing connection while no process
+/// listens there: before a server has begun, or between its death and its restart. These ports are
+/// not.
 ///
 /// # Panics
 /// Panics if no port is free.
@@ -21,16 +30,32 @@ pub fn free_port() -> u16 {
     for _ in PORTS {
         let number = first.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
         let port = PORTS.start + (number % u32::from(PORTS.end - PORTS.start)) as u16;
+        let Some(reservation) = reserve(port) else { continue };
         if TcpListener::bind(("0.0.0.0", port)).is_ok() {
+            RESERVED.lock().push(reservation);
             return port;
         }
     }
     panic!("no port of {PORTS:?} is free");
 }
 
+/// Reserves a port among the test processes of this network namespace. The reservation is a socket
+/// of this name, which the kernel removes when the process dies. The Python tests use the same
+/// names.
+fn reserve(port: u16) -> Option<UnixDatagram> {
+    let name = SocketAddr::from_abstract_name(format!("mooncake-test-port-{port}")).ok()?;
+    UnixDatagram::bind_addr(&name).ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    #[cfg_attr(miri, ignore = "no sockets there")]
+    fn a_port_is_reserved_before_its_server_listens() {
+        assert!(reserve(free_port()).is_none());
+    }
 
     #[test]
     #[cfg_attr(miri, ignore = "no sockets there")]
