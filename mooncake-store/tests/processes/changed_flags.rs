@@ -340,7 +340,7 @@ async fn check(change: &Change, with_snapshot: bool) {
     if with_snapshot {
         let mut master = master;
         master.signal("-TERM");
-        master.0.wait().unwrap();
+        master.ended();
     } else {
         master.kill();
     }

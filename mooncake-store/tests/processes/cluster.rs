@@ -62,8 +62,15 @@ pub(crate) fn argument<T: std::str::FromStr>(name: &str) -> Option<T> {
 
 /// Waits until the parent process closes the standard input of this process.
 pub(crate) fn until_end_of_input() -> tokio::task::JoinHandle<()> {
-    tokio::task::spawn_blocking(|| {
+    let (sender, ended) = tokio::sync::oneshot::channel();
+    // Not a blocking task of the runtime, for which a test that fails would wait: its parent would
+    // wait for the end of this process, and never close the input.
+    std::thread::spawn(move || {
         let _ = std::io::Read::read(&mut std::io::stdin(), &mut [0]);
+        let _ = sender.send(());
+    });
+    tokio::spawn(async {
+        let _ = ended.await;
     })
 }
 

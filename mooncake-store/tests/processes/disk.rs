@@ -10,7 +10,7 @@ use crate::cluster::{
     PATIENCE, SEGMENT, argument, builder, eventually, master, master_address, start, tagged, timed,
     until_end_of_input,
 };
-use crate::process::{Process, free_port};
+use crate::process::{Process, deadline, free_port};
 
 const LEN: usize = 256 << 10;
 /// Number of keys: twice as many as memory holds.
@@ -57,7 +57,9 @@ async fn on_disk(client: &Client) -> usize {
 
 /// Reads a value within its lease. Returns whether it was there; another value is an error.
 async fn is_there(client: &Client, key: u64) -> bool {
+    let late = deadline();
     loop {
+        late("a read within its lease");
         match timed("a read", client.get(key.to_string())).await {
             Err(error) if error.code() == ErrorCode::LeaseExpired => {}
             Err(error) => panic!("{key}: {error}"),

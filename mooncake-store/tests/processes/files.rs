@@ -10,7 +10,7 @@ use crate::cluster::{
     LIMIT, PATIENCE, argument, builder, eventually, master, master_address, start, start_client, tagged,
     timed,
 };
-use crate::process::{Process, free_port};
+use crate::process::{Process, deadline, free_port};
 
 /// Length of values, long enough for a kill in the middle of a write.
 const LEN: usize = 1 << 20;
@@ -46,7 +46,9 @@ async fn writer() {
 
 /// Reads a key. Returns the version of a complete value, if there is one.
 async fn read(client: &Client, key: u64) -> Option<u64> {
+    let late = deadline();
     loop {
+        late("a read within its lease");
         match timed("a read", client.get(key.to_string())).await {
             Err(error) if error.code() == ErrorCode::LeaseExpired => {}
             got => {

@@ -476,10 +476,8 @@ async fn a_reader_in_shared_memory_that_is_stopped_until_its_lease_is_over() {
     let _relay = Proxy::start(Ipv4Addr::new(127, 0, 0, 2), Ipv4Addr::LOCALHOST, stage.data).await;
     stage.put(0..1).await;
     let mut reader = start("leases::reader", stage.master, &[("TEST_LEN", stage.len.to_string())]);
-    let (tell, said) = std::sync::mpsc::channel();
-    let lines = reader.lines_after("> ");
-    std::thread::spawn(move || lines.for_each(|line| drop(tell.send(line))));
-    assert_eq!(said.recv().as_deref(), Ok("ready"));
+    let mut said = reader.lines_after("> ");
+    assert_eq!(said.next().as_deref(), Some("ready"));
     let (mut expired, mut rounds) = (0, 0);
     while rounds < 8 || (expired == 0 && rounds < 100) {
         rounds += 1;
@@ -488,14 +486,14 @@ async fn a_reader_in_shared_memory_that_is_stopped_until_its_lease_is_over() {
         reader.thaw();
         // The reader completes a read before it is stopped again, at any point of a read.
         tokio::time::sleep(Duration::from_millis(50 + rounds * 7 % 20)).await;
-        for line in said.try_iter() {
+        for line in said.arrived() {
             assert_eq!(line, "expired");
             expired += 1;
         }
     }
     drop(reader.0.stdin.take());
-    let rest: Vec<String> = said.iter().collect();
-    assert!(reader.0.wait().unwrap().success(), "{rest:?}");
+    let rest: Vec<String> = said.collect();
+    assert!(reader.ended().success(), "{rest:?}");
     let (figures, before) = rest.split_last().unwrap();
     assert!(before.iter().all(|line| line == "expired") && figures.contains(" hits"), "{rest:?}");
     println!("stopped {rounds} times: {figures}, no wrong byte");

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::process::{Process, free_port, metric};
+use crate::process::{Process, free_port, metric, page};
 use mooncake_ipc::record::Record;
 use mooncake_store::local::{LocalClient, LocalConfig};
 use mooncake_store::protocol::frame;
@@ -330,14 +330,6 @@ fn reported(port: u16, prefix: &str, listener: &str) -> (Option<u64>, Option<u64
         lines.find(|line| line.contains(label))?.rsplit(' ').next()?.parse().ok()
     };
     (metric("connections", ""), metric("connections_refused_total", "reason=\"evicted\""))
-}
-
-fn page(port: u16, path: &str) -> Option<String> {
-    let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
-    write!(stream, "GET {path} HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n").ok()?;
-    let mut text = String::new();
-    stream.read_to_string(&mut text).ok()?;
-    Some(text.split_once("\r\n\r\n")?.1.to_owned())
 }
 
 #[test]

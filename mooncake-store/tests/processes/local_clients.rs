@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::process::{Process, free_port, metric};
+use crate::process::{Process, deadline, free_port, metric};
 use mooncake_core::ErrorKind;
 use mooncake_core::clock::Rng;
 use mooncake_store::client::PutOptions;
@@ -16,8 +16,6 @@ use tempfile::TempDir;
 const LIMIT: Duration = Duration::from_secs(5);
 /// Additional time on a machine that is busy with other tests.
 const SLACK: Duration = Duration::from_secs(5);
-/// Longest time until the metrics of the owner have an expected value.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Master and owner.
 struct Host {
@@ -67,15 +65,15 @@ impl Host {
     }
 
     /// Waits until a metric of the owner has this value.
-    #[allow(clippy::disallowed_methods, reason = "a metric that never arrives must not hang the tests")]
-    fn until(&self, name: &str, value: u64) {
-        let began = Instant::now();
+    fn until(&mut self, name: &str, value: u64) {
+        let late = deadline();
         loop {
             let seen = self.metric(name);
             if seen == Some(value) {
                 return;
             }
-            assert!(began.elapsed() < PATIENCE, "{name} is {seen:?}, not {value}");
+            self.owner.assert_alive();
+            late(&format!("{name} is {value}; it is {seen:?}"));
             std::thread::yield_now();
         }
     }
@@ -88,7 +86,8 @@ fn start_owner(master: u16, http: u16, socket: &Path, flags: &[&str]) -> Process
         .arg(format!("--ipc_socket_path={}", socket.display()))
         .args(["--enable_http_server".to_owned(), format!("--http_port={http}")])
         .args(flags)
-        .stderr(Stdio::null())
+        // The output of the tests contains the warnings of the owner.
+        .arg("--log=warn")
         .spawn()
         .unwrap();
     Process(child)
@@ -96,11 +95,13 @@ fn start_owner(master: u16, http: u16, socket: &Path, flags: &[&str]) -> Process
 
 /// Connects to an owner that may still be starting.
 async fn connect(config: LocalConfig) -> LocalClient {
+    let late = deadline();
     loop {
         match LocalClient::connect(config.clone()).await {
             Ok(client) => return client,
             Err(error) => assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}"),
         }
+        late("an owner serves");
         tokio::task::yield_now().await;
     }
 }
@@ -164,7 +165,7 @@ async fn mixed(client: &LocalClient) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn eight_processes_share_one_client() {
-    let host = Host::new(&[]);
+    let mut host = Host::new(&[]);
     let watcher = connect(host.config()).await;
     let mut processes: Vec<Process> = (0..8).map(|_| host.start_client("mixed")).collect();
     for process in &mut processes {
@@ -180,7 +181,7 @@ async fn eight_processes_share_one_client() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_killed_process_leaves_nothing_and_harms_no_other() {
-    let host = Host::new(&[]);
+    let mut host = Host::new(&[]);
     let other = connect(host.config()).await;
     other.put("shared", value_of("shared", 3 << 20)).await.unwrap();
     for round in 0..6 {
@@ -201,7 +202,7 @@ async fn a_killed_process_leaves_nothing_and_harms_no_other() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_frozen_process_is_forgotten_and_finds_back() {
-    let host = Host::new(&["--client_ttl=2"]);
+    let mut host = Host::new(&["--client_ttl=2"]);
     let other = connect(host.config()).await;
     let mut process = host.start_client("steady");
     let mut done = process.lines_after("done");
@@ -234,9 +235,12 @@ async fn an_owner_that_dies_or_freezes_is_missed_in_time() {
         assert!(began.elapsed() < LIMIT + SLACK, "{:?}", began.elapsed());
     }
     host.owner.thaw();
-    while client.get("shared").await.is_err() {}
+    let late = deadline();
+    while client.get("shared").await.is_err() {
+        late("the owner responds again");
+    }
     host.owner.signal("-9");
-    host.owner.0.wait().unwrap();
+    host.owner.ended();
     let began = Instant::now();
     let error = client.get("shared").await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
@@ -244,14 +248,17 @@ async fn an_owner_that_dies_or_freezes_is_missed_in_time() {
     // The next owner replaces the socket of the killed one.
     host.owner = start_owner(host.master, host.http, &host.socket, &[]);
     client.connected().await;
-    while client.put_buf("later", client.alloc(3).await.unwrap(), &Default::default()).await.is_err() {}
+    let late = deadline();
+    while client.put_buf("later", client.alloc(3).await.unwrap(), &Default::default()).await.is_err() {
+        late("the next owner takes values");
+    }
     assert!(buffer.iter().all(|byte| *byte == 7));
     client.put_buf("buffer", buffer, &Default::default()).await.unwrap();
     assert!(client.get("buffer").await.unwrap().unwrap().iter().all(|byte| *byte == 7));
     drop(client);
     host.until("clients", 0);
     host.owner.signal("-TERM");
-    assert!(host.owner.0.wait().unwrap().success());
+    assert!(host.owner.ended().success());
     assert!(!host.socket.exists(), "it takes its socket with it");
 }
 
@@ -269,8 +276,9 @@ async fn an_owner_that_is_terminated_drains_first() {
         .unwrap();
     host.owner.signal("-TERM");
     // A draining owner accepts no objects, and there is no other segment.
-    let mut n = 0;
+    let (mut n, late) = (0, deadline());
     loop {
+        late("the owner accepts no objects any more");
         match cluster.put(format!("new-{n}"), [1; 1000]).await {
             Ok(_) => n += 1,
             Err(error) if error.kind() == ErrorKind::NoSpace => break,
@@ -281,7 +289,7 @@ async fn an_owner_that_is_terminated_drains_first() {
     assert!(read == value_of("kept", 1 << 20));
     assert!(host.owner.0.try_wait().unwrap().is_none(), "it drains for 600 s");
     host.owner.signal("-TERM");
-    assert!(host.owner.0.wait().unwrap().success());
+    assert!(host.owner.ended().success());
     assert!(cluster.get("kept").await.map_or(true, |value| value.is_none()));
     cluster.close().await.unwrap();
 }
@@ -302,7 +310,7 @@ async fn objects_of_an_owner_that_is_terminated_move_to_another() {
     // The owner accepts connections when its memory is mounted.
     drop(connect(LocalConfig::at(socket.to_str().unwrap())).await);
     host.owner.signal("-TERM");
-    assert!(host.owner.0.wait().unwrap().success());
+    assert!(host.owner.ended().success());
     let cluster = mooncake_store::client::Client::builder()
         .master(format!("127.0.0.1:{}", host.master))
         .segment(0)
@@ -322,17 +330,19 @@ async fn an_owner_opens_its_port_when_it_is_ready() {
     let port = free_port();
     let mut host = Host::new(&[&format!("--port={port}")]);
     let at = format!("127.0.0.1:{port}");
+    let late = deadline();
     while std::net::TcpStream::connect(&at).is_err() {
-        assert!(host.owner.0.try_wait().unwrap().is_none(), "the owner has ended");
+        host.owner.assert_alive();
+        late("the owner listens");
         std::thread::yield_now();
     }
     let client = LocalClient::connect(host.config()).await.expect("the owner serves");
     client.put("key", b"value".to_vec()).await.unwrap();
     let mut second =
         start_owner(host.master, free_port(), &host.socket.with_file_name("2"), &[&format!("--port={port}")]);
-    assert_eq!(second.0.wait().unwrap().code(), Some(1), "the port is in use");
+    assert_eq!(second.ended().code(), Some(1), "the port is in use");
     host.owner.signal("-INT");
-    assert!(host.owner.0.wait().unwrap().success());
+    assert!(host.owner.ended().success());
     assert!(std::net::TcpStream::connect(&at).is_err());
 }
 
@@ -342,8 +352,10 @@ async fn an_owner_has_the_name_that_its_flag_gives() {
     let (port, name) = (free_port(), format!("127.0.0.1:{}", free_port()));
     let mut host = Host::new(&[&format!("--port={port}"), &format!("--host={name}")]);
     let other = start_owner(host.master, free_port(), &host.socket.with_file_name("2"), &[]);
+    let late = deadline();
     while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
-        assert!(host.owner.0.try_wait().unwrap().is_none(), "the owner has ended");
+        host.owner.assert_alive();
+        late("the owner listens");
         std::thread::yield_now();
     }
     let client = crate::cluster::connect(&format!("127.0.0.1:{}", host.master), 0).await;
@@ -354,7 +366,7 @@ async fn an_owner_has_the_name_that_its_flag_gives() {
     }
     // Only the owner of that name has them.
     host.owner.signal("-KILL");
-    host.owner.0.wait().unwrap();
+    host.owner.ended();
     for i in 0..16 {
         assert_eq!(client.get(format!("k{i}")).await.unwrap(), None);
     }

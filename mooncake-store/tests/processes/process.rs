@@ -2,7 +2,13 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::process::{Child, Command};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+/// Longest time to wait for a process: a line of its output, its end, a response.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Process that is killed when the test ends.
 pub(crate) struct Process(pub(crate) Child);
@@ -16,18 +22,17 @@ impl Process {
     /// Stops every thread of the process, and waits until they have stopped.
     pub(crate) fn freeze(&self) {
         self.signal("-STOP");
-        while !self.is_frozen() {
+        let folder = PathBuf::from(format!("/proc/{}", self.0.id()));
+        let late = deadline();
+        loop {
+            assert!(!matches!(state(&folder), None | Some('Z' | 'X')), "a process that has ended");
+            let mut threads = std::fs::read_dir(folder.join("task")).unwrap().map_while(Result::ok);
+            if threads.all(|thread| state(&thread.path()) == Some('T')) {
+                return;
+            }
+            late("the process stops");
             std::thread::yield_now();
         }
-    }
-
-    fn is_frozen(&self) -> bool {
-        let threads = std::fs::read_dir(format!("/proc/{}/task", self.0.id())).unwrap();
-        threads.map_while(Result::ok).all(|thread| {
-            // The format is "number (name) state ..", and the name may contain anything.
-            let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
-            stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
-        })
     }
 
     pub(crate) fn thaw(&self) {
@@ -37,13 +42,78 @@ impl Process {
     /// Kills the process as `kill -9` does.
     pub(crate) fn kill(mut self) {
         self.0.kill().unwrap();
-        self.0.wait().unwrap();
+        self.ended();
+    }
+
+    /// Waits until the process has ended.
+    pub(crate) fn ended(&mut self) -> ExitStatus {
+        let late = deadline();
+        loop {
+            if let Some(status) = self.0.try_wait().unwrap() {
+                return status;
+            }
+            late("the process ends");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// # Panics
+    /// Panics if the process has ended.
+    pub(crate) fn assert_alive(&mut self) {
+        if let Some(status) = self.0.try_wait().unwrap() {
+            panic!("process {} has ended: {status}", self.0.id());
+        }
     }
 
     /// Returns the lines that begin with `word`, without it, as they come. Call it once.
-    pub(crate) fn lines_after(&mut self, word: &'static str) -> impl Iterator<Item = String> + use<> {
+    pub(crate) fn lines_after(&mut self, word: &'static str) -> Lines {
         let lines = BufReader::new(self.0.stdout.take().unwrap()).lines();
-        lines.map_while(Result::ok).filter_map(move |line| line.strip_prefix(word).map(str::to_owned))
+        // A thread reads the output at once, so that the process never waits for its parent.
+        let (sender, receiver) = mpsc::channel();
+        std::thread::spawn(move || {
+            for line in lines.map_while(Result::ok) {
+                if let Some(line) = line.strip_prefix(word)
+                    && sender.send(line.to_owned()).is_err()
+                {
+                    break;
+                }
+            }
+        });
+        Lines { receiver, word }
+    }
+}
+
+/// Returns the state of a process or thread with this folder in `/proc`.
+fn state(folder: &Path) -> Option<char> {
+    // The format is "number (name) state ..", and the name may contain anything.
+    std::fs::read_to_string(folder.join("stat")).ok()?.rsplit_once(") ")?.1.chars().next()
+}
+
+/// Lines of the output of a process. They end when the process closes its output. `next` panics if
+/// no line comes for too long.
+pub(crate) struct Lines {
+    receiver: mpsc::Receiver<String>,
+    word: &'static str,
+}
+
+impl Lines {
+    /// Returns the lines that have come.
+    pub(crate) fn arrived(&self) -> impl Iterator<Item = String> {
+        self.receiver.try_iter()
+    }
+}
+
+impl Iterator for Lines {
+    type Item = String;
+
+    fn next(&mut self) -> Option<String> {
+        match self.receiver.recv_timeout(PATIENCE) {
+            Ok(line) => Some(line),
+            Err(mpsc::RecvTimeoutError::Disconnected) => None,
+            Err(mpsc::RecvTimeoutError::Timeout) => {
+                panic!("not within {PATIENCE:?}: a line that begins with {:?}", self.word)
+            }
+        }
     }
 }
 
@@ -54,16 +124,29 @@ impl Drop for Process {
     }
 }
 
+/// Returns a function that panics, with the awaited event, when the longest time has passed.
+#[allow(clippy::disallowed_methods, reason = "the bound is one of real time")]
+pub(crate) fn deadline() -> impl Fn(&str) {
+    let began = Instant::now();
+    move |event| assert!(began.elapsed() < PATIENCE, "not within {PATIENCE:?}: {event}")
+}
+
 pub(crate) use mooncake_core::testkit::free_port;
+
+/// Returns the body of a page of a process that serves HTTP at this port.
+pub(crate) fn page(port: u16, path: &str) -> Option<String> {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
+    stream.set_read_timeout(Some(PATIENCE)).ok()?;
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n").ok()?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text).ok()?;
+    Some(text.split_once("\r\n\r\n")?.1.to_owned())
+}
 
 /// Returns a metric of a process with metrics at this port.
 pub(crate) fn metric(port: u16, name: &str) -> Option<u64> {
-    let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
-    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n").ok()?;
-    let mut text = String::new();
-    stream.read_to_string(&mut text).ok()?;
     // The format is "name value", or "name{labels} value".
-    text.lines().find_map(|line| {
+    page(port, "/metrics")?.lines().find_map(|line| {
         let rest = line.strip_prefix(name).filter(|rest| rest.starts_with([' ', '{']))?;
         rest.rsplit_once(' ')?.1.parse().ok()
     })

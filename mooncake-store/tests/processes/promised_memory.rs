@@ -65,7 +65,7 @@ fn outcome(arguments: &[(&str, String)]) -> String {
     let mut client = start("promised_memory::filler", port, arguments);
     // Until the end of its output, which the process writes to until its end.
     let said: Vec<String> = client.lines_after("said ").collect();
-    let ended = client.0.wait().unwrap();
+    let ended = client.ended();
     assert!(ended.success(), "{arguments:?}: the process ended with {ended}");
     said.into_iter().next().unwrap_or_default()
 }

@@ -8,7 +8,7 @@ use mooncake_store::client::{Client, Located, PutOptions, RangeOutcome, RangeRea
 use tokio::task::spawn_blocking;
 
 use crate::cluster::{PATIENCE, builder, eventually, master, start, start_client, tagged, version_of};
-use crate::process::{Process, free_port};
+use crate::process::{Process, deadline, free_port};
 use crate::worker::Worker;
 
 const LEN: usize = 1 << 20;
@@ -97,7 +97,9 @@ async fn a_value_is_written_over_only_when_no_lease_is_alive() {
     writer.put_with("k", &tagged(0, 1, LEN)[..], &PutOptions::new().upsert()).await.unwrap();
     let at = address(&reader).await;
     let (mut refused, mut version) = (0, 1);
+    let late = deadline();
     while refused < 3 {
+        late("three values are not written over");
         let object = locate(&reader).await;
         let outcome =
             writer.put_with("k", &tagged(0, version + 1, LEN)[..], &PutOptions::new().upsert()).await;
@@ -143,7 +145,9 @@ async fn upserts_under_readers() {
         readers.push(spawn_blocking(move || Worker::start(port, number, 1, 0, false)).await.unwrap());
     }
     let (mut stored, mut refused) = (0, 0);
+    let late = deadline();
     while stored < 100 {
+        late("100 upserts beside the readers");
         if upsert().await { stored += 1 } else { refused += 1 }
     }
     let mut hits = 0;

@@ -102,7 +102,7 @@ impl Owner {
     /// Closes the input of the process, and waits until the client has closed.
     fn close(mut self) {
         drop(self.0.0.stdin.take());
-        assert!(self.0.0.wait().unwrap().success());
+        assert!(self.0.ended().success());
     }
 }
 

@@ -15,6 +15,8 @@ use mooncake_store::protocol::pack::{self, Answer};
 use mooncake_store::server::MasterServer;
 use serde_json::{Value, json};
 
+use crate::process::deadline;
+
 struct Cluster {
     master: MasterServer,
     client: Client,
@@ -197,19 +199,26 @@ async fn objects_are_prefetched() {
     };
     // Memory has space for one of the values.
     let until = async |key: &str, expected| {
+        let late = deadline();
         while of_type(key) != expected {
+            late(key);
             tokio::task::yield_now().await;
         }
     };
     owner.put("cold", &vec![1; 6 << 20][..]).await.unwrap();
     until("cold", (1, 1)).await;
     // The disk has read the value under a lease.
-    while owner.put_with("warm", &vec![2; 6 << 20][..], &PutOptions::new().hard_pin()).await.is_err() {}
+    let late = deadline();
+    while owner.put_with("warm", &vec![2; 6 << 20][..], &PutOptions::new().hard_pin()).await.is_err() {
+        late("memory has space for the next value");
+    }
     until("warm", (1, 1)).await;
     let said = cluster.tool(&["prefetch", "warm"], b"");
     assert_eq!((said.status, &*said.text()), (0, "0 requested, 1 in memory, 0 failed\n"), "{}", said.errors);
     owner.remove("warm", true).await.unwrap();
+    let late = deadline();
     while cluster.master.master().stats().used() > 0 {
+        late("all memory is free");
         tokio::task::yield_now().await;
     }
     let said = cluster.tool(&["--json", "prefetch", "cold", "none"], b"");

@@ -9,7 +9,7 @@ use mooncake_core::{Error, ErrorCode, ErrorKind};
 use mooncake_store::client::{Client, PutOptions, PutOutcome};
 
 use crate::cluster::{argument, builder, master_address, start, tagged, until_end_of_input};
-use crate::process::Process;
+use crate::process::{Lines, Process};
 
 /// Length of the longest value, and of the shortest.
 const LONGEST: u64 = 128 << 10;
@@ -61,7 +61,7 @@ impl fmt::Display for Counts {
 /// Worker process, whose output its parent inspects line by line.
 pub(crate) struct Worker {
     pub(crate) process: Process,
-    said: std::sync::mpsc::Receiver<String>,
+    said: Lines,
 }
 
 impl Worker {
@@ -75,26 +75,23 @@ impl Worker {
             ("TEST_WRITES", writes.to_string()),
         ];
         let mut process = start("worker::worker", port, &arguments);
-        let (tell, said) = std::sync::mpsc::channel();
-        // A thread reads the output at once, so that the worker never waits for its parent.
-        let lines = process.lines_after("> ");
-        std::thread::spawn(move || lines.for_each(|line| drop(tell.send(line))));
-        assert_eq!(said.recv().as_deref(), Ok("at work"), "a worker that comes up");
+        let mut said = process.lines_after("> ");
+        assert_eq!(said.next().as_deref(), Some("at work"), "a worker that comes up");
         Self { process, said }
     }
 
     /// Lets the worker leave by itself.
     pub(crate) fn leave(mut self) -> Counts {
         drop(self.process.0.stdin.take());
-        let last = self.said.iter().last().unwrap_or_default();
-        assert!(self.process.0.wait().unwrap().success(), "a worker that finds nothing wrong: {last}");
+        let last = self.said.by_ref().last().unwrap_or_default();
+        assert!(self.process.ended().success(), "a worker that finds nothing wrong: {last}");
         Counts::parse(&last).unwrap_or_else(|| panic!("figures, not {last:?}"))
     }
 
     /// Kills the worker, which must have reported no error before.
     pub(crate) fn kill(self) {
         self.process.kill();
-        let said: Vec<_> = self.said.iter().collect();
+        let said: Vec<_> = self.said.collect();
         assert!(said.is_empty(), "{said:?}");
     }
 }

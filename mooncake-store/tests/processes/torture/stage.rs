@@ -5,13 +5,12 @@ use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use super::client::Counts;
 use super::timeline::TimelineWriter;
 use super::{CLIENTS, Memory, Settings};
-use crate::process::{Process, free_port};
+use crate::process::{Lines, Process, free_port};
 
 /// Owner that is stopped, but never killed, so that its memory can be compared.
 pub(super) const STEADY: usize = 0;
@@ -22,7 +21,7 @@ const SLOW: Duration = Duration::from_secs(60);
 pub(super) struct Node {
     pub(super) name: String,
     pub(super) process: Process,
-    said: Receiver<String>,
+    said: Lines,
     pub(super) is_ready: bool,
     since: Instant,
     pub(super) stopped_until: Option<Instant>,
@@ -43,9 +42,7 @@ impl Node {
             .stderr(stage.settings.log(&name))
             .spawn();
         let mut process = Process(child.unwrap());
-        let (send, said) = channel();
-        let lines = process.lines_after("> ");
-        std::thread::spawn(move || lines.for_each(|line| drop(send.send(line))));
+        let said = process.lines_after("> ");
         Self {
             name,
             process,
@@ -61,7 +58,7 @@ impl Node {
     /// Takes what the process has printed. Returns its name in the cluster if it has become ready.
     fn listen(&mut self) -> Result<Option<String>, String> {
         let mut ready = None;
-        for line in self.said.try_iter() {
+        for line in self.said.arrived() {
             match line.split_once(' ').unwrap_or((&line, "")) {
                 ("ready", name) => ready = Some(name.to_owned()),
                 ("counts", numbers) => {
@@ -315,7 +312,7 @@ impl Stage {
     pub(super) fn kill_owner(&mut self, slot: usize) {
         let node = self.start_owner_after(slot, |node| {
             node.process.0.kill().unwrap();
-            node.process.0.wait().unwrap();
+            node.process.ended();
         });
         drop(node);
     }
@@ -347,7 +344,7 @@ impl Stage {
         client.listen()?;
         self.past.add(&client.counts);
         client.process.0.kill().unwrap();
-        client.process.0.wait().unwrap();
+        client.process.ended();
         self.generations[number] += 1;
         self.clients[number] = self.start_client(number as u64);
         Ok(())
