@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::run::{Result, command, root, step, target_dir};
 use crate::suite::NO_REPEATS;
+use crate::tree::kill_marked;
 
 /// Variable whose value marks every process of a run, and so its children.
 const MARK: &str = "MOONCAKE_GATE_TREE";
@@ -34,25 +35,25 @@ pub(crate) fn test() -> Result {
                 tested = Some(Instant::now());
             }
             if let Ok(Some(status)) = child.try_wait() {
-                kill_marked(&mark);
+                kill_marked(MARK, &mark);
                 return Err(format!(
                     "the run ended before it was killed: {status}, output in {}",
                     log.display()
                 ));
             }
             if begun.elapsed() > BUILT {
-                kill_marked(&mark);
+                kill_marked(MARK, &mark);
                 return Err(format!("no test began. seconds={}", BUILT.as_secs()));
             }
             std::thread::sleep(Duration::from_millis(50));
         }
-        println!("{} processes killed", kill_marked(&mark));
+        println!("{} processes killed", kill_marked(MARK, &mark));
         let _ = child.wait();
     }
     step("a run to the end");
     let mark = format!("{}-last", std::process::id());
     let outcome = restricted(&mark)?.run();
-    match kill_marked(&mark) {
+    match kill_marked(MARK, &mark) {
         0 => outcome,
         left => Err(format!("{left} processes outlived the tests; {outcome:?}")),
     }
@@ -68,27 +69,4 @@ fn restricted(mark: &str) -> Result<crate::run::Run> {
         .env("CARGO_MANIFEST_DIR", &manifest)
         .env(NO_REPEATS, "1")
         .env(MARK, mark))
-}
-
-/// Kills every process that carries the mark, until none is left. Returns their number.
-fn kill_marked(mark: &str) -> usize {
-    let wanted = format!("{MARK}={mark}");
-    let carries = |pid: &str| {
-        let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-        environment.split(|byte| *byte == 0).any(|variable| variable == wanted.as_bytes())
-    };
-    let mut killed = std::collections::BTreeSet::new();
-    loop {
-        let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-        let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
-        let marked: Vec<String> = names.filter(|name| name.parse::<u32>().is_ok() && carries(name)).collect();
-        if marked.is_empty() {
-            return killed.len();
-        }
-        let pids: Vec<&str> = marked.iter().map(String::as_str).collect();
-        // A process that has ended meanwhile is not an error.
-        let _ = command("kill", &["-9"]).args(&pids).captured();
-        killed.extend(marked);
-        std::thread::sleep(Duration::from_millis(20));
-    }
 }

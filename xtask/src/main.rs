@@ -25,6 +25,7 @@ mod spelling;
 mod suite;
 mod torch;
 mod torture;
+mod tree;
 mod vm;
 
 use std::process::ExitCode;

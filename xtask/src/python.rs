@@ -41,11 +41,12 @@ fn tests(python: &str) -> Run {
         .dir("mooncake-python")
 }
 
-/// Returns the tests of the package that the task `python-package` has installed. Without a Python,
-/// there are none.
-pub(crate) fn tests_of_installed() -> Option<Run> {
+/// Returns the tests with these names of the installed package, or all tests without a name.
+/// Without a Python, there are none.
+pub(crate) fn tests_of_installed(names: &[String]) -> Option<Run> {
     let python = interpreter();
-    python.exists().then(|| tests(&python.to_string_lossy()))
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    python.exists().then(|| tests(&python.to_string_lossy()).args(&names))
 }
 
 /// Interpreter of the environment of [`install`].

@@ -5,12 +5,13 @@
 
 use std::collections::HashMap;
 use std::fs::File;
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::run::{Result, Run, cargo, command, step, target_dir};
-use crate::{debian, python};
+use crate::{debian, python, tree};
 
 /// Test programs that run at once. Most of their time is waiting.
 const AT_ONCE: usize = 4;
@@ -30,6 +31,11 @@ const PROPERTY_CASES: (&str, &str) = ("PROPTEST_CASES", "64");
 const POLL: Duration = Duration::from_millis(50);
 /// Interval between two reports of the programs that run.
 const REPORT: Duration = Duration::from_secs(60);
+/// Longest time without any output of a part. A test takes at most a minute on two idle cores, and
+/// its program prints a line when it ends.
+const SILENCE: Duration = Duration::from_secs(600);
+/// Variable whose value marks the processes of a part.
+const PART: &str = "MOONCAKE_TEST_PART";
 /// Longest a program took for `--quick` to include it, in its last complete run.
 const QUICK: Duration = Duration::from_secs(4);
 
@@ -210,7 +216,7 @@ impl Job {
     }
 
     /// Starts the tests with these names, or all of them.
-    fn start(&self, tests: &[String]) -> Result<Child> {
+    fn start(self, tests: &[String]) -> Result<Running> {
         let fault = |error| format!("cannot start {}: {error}", self.name);
         std::fs::create_dir_all(state_folder()).map_err(fault)?;
         let output = File::create(self.log()).map_err(fault)?;
@@ -219,7 +225,10 @@ impl Job {
             .into_iter()
             .filter(|(variable, _)| !is_set(variable))
             .fold((self.start)(tests), |run, (variable, value)| run.env(variable, value));
-        run.start(Stdio::from(output), Stdio::from(errors)).map_err(fault)
+        let mark = format!("{}-{}", std::process::id(), self.name.replace(' ', "-"));
+        let child = run.env(PART, &mark).start(Stdio::from(output), Stdio::from(errors)).map_err(fault)?;
+        let now = Instant::now();
+        Ok(Running { job: self, child, started: now, mark, heard: (0, now) })
     }
 
     /// Returns the output of the last run.
@@ -233,6 +242,48 @@ struct Running {
     job: Job,
     child: Child,
     started: Instant,
+    mark: String,
+    /// Length of the output, and the time of its last change.
+    heard: (u64, Instant),
+}
+
+impl Running {
+    /// Returns whether the part has passed, once it has ended. A part without output for too long
+    /// is killed; the description of its processes and its unfinished tests become part of its
+    /// output.
+    fn poll(&mut self, silence: Duration) -> Result<Option<bool>> {
+        let fault = |error| format!("cannot wait for {}: {error}", self.job.name);
+        if let Some(status) = self.child.try_wait().map_err(fault)? {
+            return Ok(Some(status.success()));
+        }
+        let length = std::fs::metadata(self.job.log()).map_or(0, |file| file.len());
+        if length != self.heard.0 {
+            self.heard = (length, Instant::now());
+        }
+        if self.heard.1.elapsed() < silence {
+            return Ok(None);
+        }
+        let mut report = format!("\nno output for {} s. Its processes:\n", silence.as_secs());
+        report += &tree::describe(PART, &self.mark);
+        tree::kill_marked(PART, &self.mark);
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        report += "\nfailures:\n";
+        unfinished_tests(&self.job.output()).iter().for_each(|test| report += &format!("    {test}\n"));
+        let mut log = File::options().append(true).open(self.job.log()).map_err(fault)?;
+        log.write_all(report.as_bytes()).map_err(fault)?;
+        Ok(Some(false))
+    }
+
+    /// Waits until the part has ended. Returns whether it has passed.
+    fn wait(&mut self) -> Result<bool> {
+        loop {
+            if let Some(has_passed) = self.poll(SILENCE)? {
+                return Ok(has_passed);
+            }
+            std::thread::sleep(POLL);
+        }
+    }
 }
 
 /// Runs parts, the longest first, to the end of all of them.
@@ -248,26 +299,24 @@ fn run(jobs: Vec<Job>, mut times: Times) -> Result {
         while running.len() < AT_ONCE
             && let Some(job) = waiting.pop()
         {
-            running.push(Running { child: job.start(&[])?, job, started: Instant::now() });
+            running.push(job.start(&[])?);
         }
         std::thread::sleep(POLL);
         let mut still = Vec::new();
         for mut one in running {
-            let status =
-                one.child.try_wait().map_err(|e| format!("cannot wait for {}: {e}", one.job.name))?;
-            let Some(status) = status else {
+            let Some(has_passed) = one.poll(SILENCE)? else {
                 still.push(one);
                 continue;
             };
             done += 1;
             let took = one.started.elapsed();
-            let verdict = if status.success() { "ok    " } else { "FAILED" };
+            let verdict = if has_passed { "ok    " } else { "FAILED" };
             println!("{done:3}/{parts} {verdict} {:6.1} s  {}", took.as_secs_f32(), one.job.name);
-            if status.success() {
+            if has_passed {
                 times.set(one.job.name, took);
             } else {
                 let said = one.job.output();
-                println!("\n{said}\n{}: {status}", one.job.name);
+                println!("\n{said}\n{} failed", one.job.name);
                 failed.push((one.job, said));
             }
         }
@@ -286,13 +335,14 @@ fn run(jobs: Vec<Job>, mut times: Times) -> Result {
 fn judge(failed: Vec<(Job, String)>) -> Result {
     let (mut flaky, mut red) = (Vec::new(), Vec::new());
     let repeats = if is_set(NO_REPEATS) { 0 } else { REPEATS };
-    for (job, said) in failed {
+    for (mut job, said) in failed {
         let tests = failed_tests(&said);
         let mut has_passed = false;
         for repeat in 1..=repeats {
             step(&format!("{}, alone, repeat {repeat}: {}", job.name, tests.join(" ")));
-            let status = job.start(&tests)?.wait();
-            has_passed = status.is_ok_and(|status| status.success());
+            let mut running = job.start(&tests)?;
+            has_passed = running.wait()?;
+            job = running.job;
             println!("{}", job.output());
             if has_passed {
                 break;
@@ -319,12 +369,29 @@ fn judge(failed: Vec<(Job, String)>) -> Result {
     Err(report)
 }
 
-/// Returns the names of failed tests in the output of a test program. Returns none if the program
-/// ended without naming them.
+/// Returns the names of failed tests in the output of a test program or of pytest. Returns none if
+/// the program ended without naming them.
 fn failed_tests(said: &str) -> Vec<String> {
-    let Some((_, list)) = said.rsplit_once("\nfailures:\n") else { return Vec::new() };
-    let names = list.lines().map_while(|line| line.strip_prefix("    "));
-    names.map(|name| name.trim().to_owned()).filter(|name| !name.is_empty()).collect()
+    if let Some((_, list)) = said.rsplit_once("\nfailures:\n") {
+        let names = list.lines().map_while(|line| line.strip_prefix("    "));
+        return names.map(|name| name.trim().to_owned()).filter(|name| !name.is_empty()).collect();
+    }
+    let Some((_, summary)) = said.rsplit_once(" short test summary info ") else { return Vec::new() };
+    let lines = summary
+        .lines()
+        .filter_map(|line| line.strip_prefix("FAILED ").or_else(|| line.strip_prefix("ERROR ")));
+    let mut tests: Vec<String> =
+        lines.map(|line| line.split(" - ").next().unwrap_or(line).to_owned()).collect();
+    tests.dedup();
+    tests
+}
+
+/// Returns the names of the tests that a test program has reported as slow, and not as ended.
+fn unfinished_tests(said: &str) -> Vec<String> {
+    let named = |line: &str| line.strip_prefix("test ").map(str::to_owned);
+    let slow = said.lines().filter_map(|line| named(line.split_once(" has been running for over ")?.0));
+    let ended: Vec<String> = said.lines().filter_map(|line| named(line.rsplit_once(" ... ")?.0)).collect();
+    slow.filter(|name| !ended.contains(name)).collect()
 }
 
 /// Returns the last `count` lines.
@@ -335,8 +402,8 @@ fn last_lines(text: &str, count: usize) -> String {
 
 /// Returns the tests of the installed Python package; `None` without a Python.
 fn python_job() -> Option<Job> {
-    python::tests_of_installed()?;
-    let start = |_: &[String]| python::tests_of_installed().unwrap_or_else(|| command("false", &[]));
+    python::tests_of_installed(&[])?;
+    let start = |tests: &[String]| python::tests_of_installed(tests).unwrap_or_else(|| command("false", &[]));
     Some(Job {
         name: "Python package".into(),
         start: Box::new(start),
@@ -418,8 +485,32 @@ mod tests {
         let said = "\nfailures:\n\n---- a::b stdout ----\nsaid\n\nfailures:\n    a::b\n    c\n\ntest result: FAILED.";
         assert_eq!(failed_tests(said), ["a::b", "c"]);
         assert_eq!(failed_tests("a signal ended it"), [""; 0]);
+        let said = "=== short test summary info ===\nFAILED tests/a.py::b[x y] - E: 1 - 2\nERROR tests/a.py::c\n1 failed, 1 error in 2 s";
+        assert_eq!(failed_tests(said), ["tests/a.py::b[x y]", "tests/a.py::c"]);
         assert_eq!(last_lines("a\nb\nc\n", 2), "b\nc");
         assert_eq!(last_lines("a", 2), "a");
+    }
+
+    #[test]
+    fn tests_that_never_end_are_named() {
+        let said = "test a ... ok\ntest b has been running for over 60 seconds\ntest c has been running for over 60 seconds\ntest c ... FAILED\ntest d ... ignored, e ... f\n";
+        assert_eq!(unfinished_tests(said), ["b"]);
+    }
+
+    #[test]
+    fn a_part_that_hangs_is_killed_and_described() {
+        let start = |_: &[String]| command("sh", &["-c", "echo; sleep 600 & wait"]);
+        let name = format!("part {}", std::process::id());
+        let job = Job { name, start: Box::new(start), alone: String::new(), size: 0 };
+        let mut running = job.start(&[]).unwrap();
+        while std::fs::read(running.job.log()).unwrap().is_empty() {
+            assert_eq!(running.poll(SILENCE), Ok(None));
+        }
+        assert_eq!(running.poll(Duration::ZERO), Ok(Some(false)));
+        let said = running.job.output();
+        std::fs::remove_file(running.job.log()).unwrap();
+        assert!(said.contains("no output for") && said.contains(": sleep 600"), "{said}");
+        assert_eq!(tree::describe(PART, &running.mark), "");
     }
 
     #[test]
