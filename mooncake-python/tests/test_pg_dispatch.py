@@ -21,6 +21,7 @@ pytestmark = pytest.mark.skipif(not HAS_BACKENDS, reason="this torch has no back
 
 # Seconds for one check in both backends.
 LIMIT = 100
+NIGHTLY = pytest.mark.nightly
 
 
 @pytest.fixture
@@ -109,11 +110,11 @@ def send_unwaited(group: Any) -> list[float]:
     ("check", "wanted"),
     [
         (reduce_unwaited, [4.0] * 3),
-        (gather_unwaited, [2.0] * 6),
-        (list_unwaited, [[2.0] * 3] * 2),
-        (scatter_unwaited, [4.0]),
-        (exchange_unwaited, [2.0, 2.0]),
-        (broadcast_unwaited, [2.0] * 3),
+        pytest.param(gather_unwaited, [2.0] * 6, marks=NIGHTLY),
+        pytest.param(list_unwaited, [[2.0] * 3] * 2, marks=NIGHTLY),
+        pytest.param(scatter_unwaited, [4.0], marks=NIGHTLY),
+        pytest.param(exchange_unwaited, [2.0, 2.0], marks=NIGHTLY),
+        pytest.param(broadcast_unwaited, [2.0] * 3, marks=NIGHTLY),
         (send_unwaited, [2.0] * 3),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
@@ -180,7 +181,7 @@ def reduce_wrapper(group: Any, async_op: bool) -> list[Any]:
     return [tensor.a.unique().tolist(), tensor.b.unique().tolist()]
 
 
-@pytest.mark.parametrize("async_op", [False, True])
+@pytest.mark.parametrize("async_op", [pytest.param(False, marks=NIGHTLY), True])
 def test_a_tensor_that_wraps_others(world: World, async_op: bool) -> None:
     # With gloo, torch waits for the last of the two operations only.
     assert world.all_within(LIMIT, reduce_wrapper, None, async_op) == [[[2.0], [4.0]]] * 2
@@ -230,6 +231,7 @@ def run_trace() -> list[float]:
     return traced(dist.group.WORLD)(torch.ones(50_000)).unique().tolist()
 
 
+@pytest.mark.nightly
 def test_a_trace_has_the_operator(world: World) -> None:
     assert_as_gloo(world, trace)
     assert "c10d.allreduce_.default" in world.all_within(LIMIT, beside_gloo, trace)[0][0]
@@ -370,6 +372,7 @@ def use_names_of_other_versions() -> list[Any]:
     return results
 
 
+@pytest.mark.nightly
 def test_names_of_older_and_newer_versions_of_torch(world: World) -> None:
     wanted = [[1.0, 1.0, 2.0, 2.0]] * 2 + [[3.0]] * 2 + [[1.0, 2.0]] * 2
     assert world.all_within(LIMIT, use_names_of_other_versions) == [wanted] * 2

@@ -360,6 +360,7 @@ def late_total() -> tuple[float, bool]:
     return value, success
 
 
+@pytest.mark.nightly
 def test_ranks_that_are_stopped_for_a_while() -> None:
     with World(3) as world:
         for rank in range(3):

@@ -16,6 +16,7 @@ from torch import nn
 
 # Seconds for one check in both backends.
 LIMIT = 100
+NIGHTLY = pytest.mark.nightly
 
 
 @pytest.fixture
@@ -68,6 +69,7 @@ def test_callbacks_that_block_stop_no_operation(world: World) -> None:
     assert world.all_within(LIMIT, callbacks_of_many) == [[2.0, 20]] * 2
 
 
+@pytest.mark.nightly
 def test_a_program_ends_with_a_callback_that_waits_for_ever() -> None:
     code = """
 import os, threading
@@ -114,6 +116,7 @@ def train_with_power_sgd(group: Any) -> list[float]:
     return gradients(model, 8)
 
 
+@pytest.mark.nightly
 def test_the_power_sgd_hook_has_the_gradients_of_gloo(world: World) -> None:
     for ours, theirs in world.all_within(LIMIT, beside_gloo, train_with_power_sgd):
         assert ours == theirs and len(set(ours)) == 8
@@ -125,7 +128,7 @@ def train_with_builtin_hook(group: Any, name: str) -> list[float]:
     return gradients(model, 8)
 
 
-@pytest.mark.parametrize("name", ["ALLREDUCE", "FP16_COMPRESS"])
+@pytest.mark.parametrize("name", ["ALLREDUCE", pytest.param("FP16_COMPRESS", marks=NIGHTLY)])
 def test_the_builtin_hooks_have_the_gradients_of_gloo(world: World, name: str) -> None:
     for ours, theirs in world.all_within(LIMIT, beside_gloo, train_with_builtin_hook, name):
         assert ours == theirs and len(set(ours)) == 8
@@ -142,7 +145,7 @@ def train_with_python_hook(group: Any, name: str) -> list[float]:
     return gradients(model, 8)
 
 
-@pytest.mark.parametrize("name", ["allreduce_hook", "fp16_compress_hook", "bf16_compress_hook", "fp16_compress_wrapper"])
+@pytest.mark.parametrize("name", ["allreduce_hook", *(pytest.param(name, marks=NIGHTLY) for name in ("fp16_compress_hook", "bf16_compress_hook", "fp16_compress_wrapper"))])
 def test_the_hooks_in_python_have_the_gradients_of_gloo(world: World, name: str) -> None:
     for ours, theirs in world.all_within(LIMIT, beside_gloo, train_with_python_hook, name):
         assert ours == theirs and len(set(ours)) == 8

@@ -181,6 +181,7 @@ print("done")
     assert run(ALONE + code) == "done"
 
 
+@pytest.mark.nightly
 def test_settings_from_the_environment() -> None:
     code = """
 from mooncake._pg_options import _check
@@ -214,6 +215,7 @@ print(int(tensor.sum()))
     assert run(ALONE + code) == "100000"
 
 
+@pytest.mark.nightly
 def test_with_the_debug_level_detail() -> None:
     code = "init(); tensor = torch.ones(4); dist.all_reduce(tensor); dist.barrier(); print(int(tensor.sum()))"
     assert run(ALONE + code, TORCH_DISTRIBUTED_DEBUG="DETAIL") == "4"

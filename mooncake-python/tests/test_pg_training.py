@@ -95,6 +95,7 @@ def train_fsdp1() -> tuple[list[float], list[float]]:
     return losses(dist.group.WORLD), losses(dist.new_group(backend="gloo"))
 
 
+@pytest.mark.nightly
 def test_fsdp1_has_the_losses_of_gloo(world: World) -> None:
     for ours, theirs in world.all(train_fsdp1):
         assert len(ours) == STEPS and ours[-1] < ours[0] / 2

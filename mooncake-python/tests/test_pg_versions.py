@@ -118,6 +118,7 @@ print("done")
     assert run(ALONE + code) == "done"
 
 
+@pytest.mark.nightly
 def test_operations_that_torch_starts_from_its_own_code() -> None:
     code = """
 import gc

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import struct
 from types import SimpleNamespace
 
@@ -406,8 +407,8 @@ def quantized():
 
 
 def raw_bytes(tensor):
-    tensor = tensor.contiguous()
-    return bytes(tensor.untyped_storage().tolist())
+    storage = tensor.contiguous().untyped_storage()
+    return ctypes.string_at(storage.data_ptr(), storage.nbytes()) if storage.nbytes() else b""
 
 
 def same_quantized(one, other):
