@@ -268,11 +268,11 @@ fn interleavings(seconds: u32) -> Result {
         .run()
 }
 
-/// Runs this number of operations of the test of old memory. The build is that of the tests.
+/// Runs this number of operations of the test of old memory, in an optimized build.
 fn old_memory(operations: &str) -> Result {
     step("old memory");
     let name = "old_memory::no_read_returns_bytes_that_its_object_was_not_given";
-    let words = ["test", "-p", "mooncake-store", "--all-features", "--test", "client", "--"];
+    let words = ["test", "--release", "-p", "mooncake-store", "--all-features", "--test", "client", "--"];
     let words = [&words[..], &["--nocapture", "--exact", name]].concat();
     cargo(&words).env("MOONCAKE_OLD_MEMORY_OPERATIONS", operations).run()
 }

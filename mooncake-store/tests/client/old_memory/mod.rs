@@ -5,7 +5,8 @@
 //! exactly the bytes that its own write has put. Transfers are held, fail, end early or land late.
 //! Calls are dropped at any await. Segments leave, and others come.
 //!
-//! `MOONCAKE_OLD_MEMORY_OPERATIONS` sets the number of operations.
+//! `MOONCAKE_OLD_MEMORY_OPERATIONS` sets the number of operations of the first test. Ten tests make
+//! 100,000 operations together, from seeds of their own.
 
 mod expected;
 mod operations;
@@ -15,12 +16,14 @@ use mooncake_core::testkit::test_seed;
 
 use self::stage::Stage;
 
-/// Number of operations of one run, if the environment does not name another.
-const OPERATIONS: u64 = 1_500;
+/// Number of operations of one test, if the environment does not name another.
+const OPERATIONS: u64 = 10_000;
 /// Number of operations in which each event occurs.
-const ENOUGH: u64 = 10_000;
+const ENOUGH: u64 = 20_000;
 /// Number of operations of one cluster.
 const PER_CLUSTER: u64 = 1_500;
+/// Number of seeds from the first one of a test to that of the next one.
+const SEEDS: u64 = 1 << 20;
 
 /// Numbers of events of a run: a test without the rare ones shows nothing.
 #[derive(Debug, Default)]
@@ -87,9 +90,36 @@ fn operations() -> u64 {
 }
 
 #[tokio::test]
-#[allow(clippy::print_stdout, reason = "the seeds of a run that fails otherwise")]
 async fn no_read_returns_bytes_that_its_object_was_not_given() {
-    let (first, mut left) = (test_seed(), operations());
+    run(test_seed(), operations()).await;
+}
+
+/// Declares tests of further seeds.
+macro_rules! more {
+    ($($test:ident = $number:literal;)*) => {$(
+        #[tokio::test]
+        async fn $test() {
+            run(test_seed() + $number * SEEDS, OPERATIONS).await;
+        }
+    )*};
+}
+
+more! {
+    seeds_of_the_second_test = 1;
+    seeds_of_the_third_test = 2;
+    seeds_of_the_fourth_test = 3;
+    seeds_of_the_fifth_test = 4;
+    seeds_of_the_sixth_test = 5;
+    seeds_of_the_seventh_test = 6;
+    seeds_of_the_eighth_test = 7;
+    seeds_of_the_ninth_test = 8;
+    seeds_of_the_tenth_test = 9;
+}
+
+/// Makes this number of operations, in clusters from this seed on.
+#[allow(clippy::print_stdout, reason = "what a run has seen")]
+async fn run(first: u64, operations: u64) {
+    let mut left = operations;
     let mut all = Seen::default();
     for seed in first.. {
         let mut stage = Stage::new(seed).await;
@@ -109,5 +139,5 @@ async fn no_read_returns_bytes_that_its_object_was_not_given() {
     }
     println!("{all:?}");
     assert!(all.read > 0 && all.stored > 0 && all.committed > 0, "nothing was compared: {all:?}");
-    assert!(operations() < ENOUGH || all.least() > 0, "every event must be seen: {all:?}");
+    assert!(operations < ENOUGH || all.least() > 0, "every event must be seen: {all:?}");
 }
