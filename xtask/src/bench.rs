@@ -47,7 +47,7 @@ pub(crate) fn run(words: &[&str]) -> Result {
         let binary = Programs::fast(&["store_bench"])?.path("store_bench");
         return in_own_network(&[binary, "--peer".into(), path(&python)]);
     }
-    let all = ["allocator", "eviction", "hot_cache", "local", "struct_pack", "tcp", "store"];
+    let all = ["allocator", "eviction", "hot_cache", "local", "look_ups", "struct_pack", "tcp", "store"];
     if let Some(unknown) = names.iter().find(|n| !all.contains(n)) {
         return Err(format!("unknown bench: `{unknown}`; choose from {}", all.join(", ")));
     }
