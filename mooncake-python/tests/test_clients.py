@@ -179,7 +179,7 @@ def test_other_names():
     assert ObjectDataType.TENSOR is not None
     assert callable(BarexAllocator.get_allocator) and callable(NVLinkAllocator.get_allocator)
     assert callable(MooncakeHostMemAllocator.alloc) and callable(MooncakeHostMemAllocator.free)
-    for program in ("mooncake_master", "mooncake_client", "mc_store_rest_server", "transfer_engine_bench"):
+    for program in ("mooncake_master", "mooncake_store_master", "mooncake_client", "mc_store_rest_server", "transfer_engine_bench"):
         assert shutil.which(program, path=Path(sys.executable).parent), program
 
 

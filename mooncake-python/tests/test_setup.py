@@ -50,6 +50,21 @@ def test_a_dictionary_must_be_the_only_argument(master, key):
     store.close()
 
 
+def test_the_longest_time_of_a_call_is_a_setting(own_master, key):
+    master, store = own_master(), MooncakeDistributedStore()
+    for wrong in ("0", "-1", "soon", 1.5, 1 << 32):
+        assert store.setup(settings(master.address, rpc_timeout_ms=wrong)) == -600, wrong
+        assert "rpc_timeout_ms" in store.last_error().message
+    assert store.setup(settings(master.address, rpc_timeout_ms="300")) == 0
+    master.freeze()
+    began = time.monotonic()
+    assert store.put(key, b"value") < 0
+    # The default is 20 s.
+    assert 0.3 <= time.monotonic() - began < 15
+    master.thaw()
+    store.close()
+
+
 def test_switches_reject_strings(master, tmp_path):
     for switch in ("enable_ssd_offload", "enable_client_http_server"):
         with pytest.raises(TypeError, match=switch):

@@ -10,7 +10,9 @@ from mooncake import _mooncake
 
 
 def master() -> int:
-    """Runs `mooncake_master`, the master of a cluster, until a signal stops it."""
+    """Runs `mooncake_master`, the master of a cluster, until a signal stops it. Some programs end
+    every process of this name on their host; `mooncake_store_master` is another name of it.
+    """
     # The server installs its own signal handlers.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     return _mooncake.run_master([os.fspath(part) for part in sys.argv])

@@ -22,7 +22,7 @@ use mooncake_core::settings::values::LONGEST_TIME;
 use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
 use mooncake_engine::TransportSet;
 use mooncake_engine::addressed::Regions;
-use mooncake_store::client::{Client, ClientPages, StoreSetup};
+use mooncake_store::client::{Client, ClientPages, MAX_TIMEOUT, StoreSetup};
 use mooncake_store::config::{ClientEnvironment, MasterConfig};
 use mooncake_store::local::{CallMemory, LocalClient, LocalConfig};
 use mooncake_store::master::{DiskOptions, MasterOptions};
@@ -272,6 +272,8 @@ struct Setup {
     prefetch_cooldown: Option<Uint>,
     /// Time in seconds in which an object is prefetched once at most.
     prefetch_dedup: Option<Uint>,
+    /// Longest time of a call in milliseconds. `None` for that of the environment.
+    timeout_ms: Option<Uint>,
     /// Start of a master inside this process, in place of the one at `master_server_addr`.
     embedded_master: bool,
 }
@@ -312,6 +314,9 @@ impl Setup {
         prefetch.cooldown = seconds(self.prefetch_cooldown, prefetch.cooldown);
         prefetch.dedup = seconds(self.prefetch_dedup, prefetch.dedup);
         config.offload = self.offload_path.map(|path| environment.offload(&path));
+        if let Some(ms) = self.timeout_ms {
+            config.timeout = Duration::from_millis(ms.0).min(MAX_TIMEOUT);
+        }
         let setup = StoreSetup {
             local_hostname: self.local_hostname,
             metadata_server: self.metadata_server,

@@ -83,6 +83,7 @@ _SETTINGS = (
     "ssd_prefetch_dedup_ttl_sec",
     "enable_egm_store_pool",
     "egm_numa_nodes",
+    "rpc_timeout_ms",
 )
 # Names of the settings of LMCache, which passes all of them on. Mooncake C++ ignores these names.
 _OTHER_NAMES = {"master_server_address": "master_server_addr", "device_name": "rdma_devices"}
@@ -109,11 +110,16 @@ class _Prefetching:
 
 def _seconds(texts: dict[str, str], name: str) -> int | None:
     """Returns a number of seconds. Raises `ValueError` for an invalid one."""
+    return _whole(texts, name, "seconds", 0)
+
+
+def _whole(texts: dict[str, str], name: str, unit: str, least: int) -> int | None:
+    """Returns a whole number of a unit. Raises `ValueError` for an invalid one."""
     text = texts.get(name)
     if text is None:
         return None
-    if not text.strip().isdecimal() or int(text) >= 1 << 32:
-        raise ValueError(f"{name} must be a number of seconds from 0 to 2**32-1, not {text!r}")
+    if not text.strip().isdecimal() or not least <= int(text) < 1 << 32:
+        raise ValueError(f"{name} must be a number of {unit} from {least} to 2**32-1, not {text!r}")
     return int(text)
 
 
@@ -160,7 +166,8 @@ class MooncakeDistributedStore(TensorCalls):
         of 127.0.0.1, in place of the one at `master_server_addr`. The master ends with the store.
 
         A dictionary as the first argument or as `config` replaces all arguments. Its keys are their
-        names, and numbers may be text.
+        names, and numbers may be text. Its key `rpc_timeout_ms` is the longest time of a call in
+        milliseconds, from 1; 25 s at most, and 20 s without it.
         """
         if config is not None or isinstance(local_hostname, dict):
             return self._setup_dict(_only_dict(locals()))
@@ -180,6 +187,7 @@ class MooncakeDistributedStore(TensorCalls):
             client_http_port,
             enable_embedded_master,
             _Prefetching(),
+            None,
         )
 
     def _join(
@@ -199,6 +207,7 @@ class MooncakeDistributedStore(TensorCalls):
         client_http_port: int,
         enable_embedded_master: Any,
         prefetching: _Prefetching,
+        timeout_ms: int | None,
     ) -> int:
         """Checks the arguments of `setup` and joins the cluster."""
         local_hostname, metadata_server, protocol, rdma_devices, master_server_addr, ssd_offload_path, tenant_id = _words(
@@ -241,6 +250,7 @@ class MooncakeDistributedStore(TensorCalls):
                 "prefetch": prefetching.enabled,
                 "prefetch_cooldown": prefetching.cooldown,
                 "prefetch_dedup": prefetching.dedup,
+                "timeout_ms": timeout_ms,
                 "embedded_master": bool(enable_embedded_master),
             },
             engine,
@@ -269,6 +279,7 @@ class MooncakeDistributedStore(TensorCalls):
             port = int(texts.get("client_http_port", "9300"))
             embedded = parse_switch(texts.get("enable_embedded_master", "false"))
             prefetching = _Prefetching.parse(texts)
+            timeout_ms = _whole(texts, "rpc_timeout_ms", "milliseconds", 1)
             if parse_switch(texts.get("enable_egm_store_pool", "false")):
                 _LOG.warning("enable_egm_store_pool has no effect: the segment is ordinary memory")
         except ValueError as error:
@@ -289,6 +300,7 @@ class MooncakeDistributedStore(TensorCalls):
             client_http_port=port,
             enable_embedded_master=embedded,
             prefetching=prefetching,
+            timeout_ms=timeout_ms,
         )
 
     def setup_dummy(self, mem_pool_size: int, local_buffer_size: int, server_address: str) -> int:
