@@ -7,19 +7,24 @@ use clap::{Parser, ValueEnum};
 use mooncake_core::evict::PolicyKind;
 use mooncake_core::testkit::workloads::{WORKLOADS, Workload};
 
+use crate::row::{TimeUnit, TraceFormat};
+use crate::sessions::TurnBlocks;
+
 /// Maximum number of blocks of a memory or a disk.
 const MAX_BLOCKS: u64 = 1 << 26;
+/// Maximum number of tokens of a block.
+const MAX_BLOCK_TOKENS: i64 = 1 << 20;
 
 /// Replays a trace against a master and clients in separate processes, checking every byte.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "replay")]
 pub(crate) struct Args {
-    /// Trace with one JSON request per line, like those of FAST'25. Generated when absent.
+    /// Trace with one JSON request per line, like those of FAST'25, of qwen-bailian or of aiperf;
+    /// gzip and Zstandard are decompressed. Generated when absent.
     #[arg(long)]
     pub(crate) trace: Option<PathBuf>,
-    /// Field of a request that lists its blocks from the first on, as numbers or texts.
-    #[arg(long, default_value = "hash_ids", requires = "trace")]
-    pub(crate) field: String,
+    #[command(flatten)]
+    pub(crate) trace_options: TraceOptions,
     /// Generate a made workload instead: uniform, zipf-0.8, zipf-1.0, scans, moving, loop,
     /// chain-loop, documents or conversations.
     #[arg(long, conflicts_with = "trace", value_parser = workload)]
@@ -30,7 +35,7 @@ pub(crate) struct Args {
     /// Seed of a generated trace.
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
-    /// Bytes per block of 512 tokens.
+    /// Bytes per block.
     #[arg(long, default_value = "64KiB", value_parser = size)]
     pub(crate) block_bytes: u64,
     /// Memory of all clients together.
@@ -118,6 +123,30 @@ pub(crate) struct Args {
     pub(crate) limit: f64,
     #[command(flatten)]
     pub(crate) role: RoleArgs,
+}
+
+/// Meaning of the rows of a trace file.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct TraceOptions {
+    /// Field of a request that lists its blocks from the first on, as numbers or texts.
+    #[arg(long, default_value = "hash_ids", requires = "trace")]
+    pub(crate) field: String,
+    /// Format of all rows. When absent: recognised by their fields.
+    #[arg(long, value_enum, requires = "trace")]
+    pub(crate) format: Option<TraceFormat>,
+    /// Unit of the times. When absent: that of the format.
+    #[arg(long, value_enum, requires = "trace")]
+    pub(crate) time_unit: Option<TimeUnit>,
+    /// Tokens per block. When absent: those of the format.
+    #[arg(
+        long,
+        requires = "trace",
+        value_parser = clap::value_parser!(u32).range(1..=MAX_BLOCK_TOKENS)
+    )]
+    pub(crate) block_tokens: Option<u32>,
+    /// Blocks that the turns of a session list. When absent: likely ones, with a warning.
+    #[arg(long, value_enum, requires = "trace")]
+    pub(crate) turns: Option<TurnBlocks>,
 }
 
 /// Arguments from the coordinator to a process that it starts.
@@ -256,6 +285,11 @@ mod tests {
             ("--workload zipf", "unknown workload `zipf`; use one of uniform, zipf-0.8"),
             ("--workload loop --trace a.jsonl", "cannot be used with '--trace"),
             ("--field blocks", "--trace <TRACE>"),
+            ("--format fast25", "--trace <TRACE>"),
+            ("--trace a --format csv", "[possible values: fast25, qwen-bailian, sessions, blocks]"),
+            ("--trace a --time-unit us", "[possible values: ms, s]"),
+            ("--trace a --block-tokens 0", "0 is not in 1..="),
+            ("--trace a --turns some", "[possible values: new, all]"),
             ("--policy best", "invalid value 'best' for '--policy"),
             ("--svg a.svg", "--policies"),
             ("--policies --hot-cache --svg a.svg", "cannot be used with '--svg"),

@@ -19,6 +19,7 @@ use tokio::sync::mpsc;
 use crate::args::{Args, RoleArgs};
 use crate::master::{Loss, MasterReplay};
 use crate::policies::endless;
+use crate::reader::TraceFile;
 use crate::report::{MasterStats, Outcome, Totals};
 use crate::table::{grouped, short};
 use crate::trace::Trace;
@@ -156,7 +157,7 @@ async fn replay_once(args: &Args, trace: &Trace) -> Result<Totals, String> {
     let mut is_killed = false;
     let bar = progress(total);
     let started = clock.now();
-    let mut totals = Totals::new(args.block_bytes);
+    let mut totals = Totals::new(args.block_bytes, trace.input_tokens());
     let mut todo: VecDeque<usize> = (0..total).collect();
     while (totals.requests as usize) < total {
         let elapsed = clock.now().since(started);
@@ -171,7 +172,7 @@ async fn replay_once(args: &Args, trace: &Trace) -> Result<Totals, String> {
         let Ok(event) = event else { continue };
         match event? {
             Event::Done(outcome) => {
-                totals.add(&outcome);
+                totals.add(&outcome, trace.found_tokens(outcome.index, outcome.hit as usize));
                 bar.inc(1);
                 bar.set_message(format!(
                     "hit rate {:.3}, {} mismatches",
@@ -259,10 +260,14 @@ fn folder(args: &Args) -> Result<TempDir, String> {
     made.map_err(|e| format!("cannot create a folder for the disks: {e}"))
 }
 
-/// Loads the requested trace, which has at least one request.
+/// Loads the requested trace, which has at least one request. Prints how a file was read.
 pub(crate) fn load(args: &Args) -> Result<Trace, String> {
     let mut trace = match &args.trace {
-        Some(path) => Trace::read(path, &args.field)?,
+        Some(path) => {
+            let file = TraceFile::read(path, &args.trace_options)?;
+            println!("{file}");
+            file.trace
+        }
         None => match args.workload {
             Some(workload) => Trace::with_pauses(workload.requests(args.seed)),
             None => Trace::generate(args.requests.unwrap_or(2000), args.seed),

@@ -12,8 +12,12 @@
 //!
 //! With `--policies` it starts no process: it prints the share of the blocks that each eviction
 //! policy finds at each size in `--blocks`, beside Belady's bound, by exact simulation and through
-//! a master. `--svg` draws the simulated ones. The trace may be any JSON lines that list blocks
-//! (`--field`), or a made workload (`--workload`).
+//! a master. `--svg` draws the simulated ones. The trace may be a made workload (`--workload`).
+//!
+//! A trace file has one JSON object per line, and may be compressed (gzip, Zstandard). The formats
+//! of FAST'25, of `qwen-bailian` and of sessions (aiperf, Dynamo) are recognised by their fields;
+//! the first lines of the report state the format, the unit of the times and the tokens per block.
+//! Other JSON lines that list blocks are read, too (`--field`).
 //!
 //! With `--blocks` alone the cluster replays the trace with each size of memory, and must find what
 //! a master alone finds, within a hundredth. `--kill-one-after 20% --replace-killed` kills one
@@ -32,10 +36,16 @@
 mod args;
 mod coordinator;
 mod hot_cache;
+mod lines;
 mod master;
 mod policies;
+mod reader;
 mod report;
 mod roles;
+mod row;
+mod sessions;
+#[cfg(test)]
+mod shapes;
 mod svg;
 mod table;
 mod trace;

@@ -16,7 +16,7 @@ use mooncake_store::protocol::message::{BatchExistKey, BatchGetReplicaList, Batc
 use mooncake_store::protocol::wire::EndItem;
 
 use crate::args::Args;
-use crate::trace::{Request, Trace, key};
+use crate::trace::{HitRatios, Request, Trace, key};
 
 /// Longest time between two requests, beyond a lease.
 const LONGEST_PAUSE: Duration = Duration::from_secs(300);
@@ -48,7 +48,7 @@ pub(crate) struct Loss {
 /// Shares of the blocks that were asked for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shares {
-    pub(crate) hits: f64,
+    pub(crate) hits: HitRatios,
     /// Blocks in memory that an earlier block of the request was missing for.
     pub(crate) behind_gap: f64,
 }
@@ -60,7 +60,7 @@ impl MasterReplay {
     ///
     /// If a call of the master fails for another reason than the lack of space.
     pub(crate) fn hit_ratio(self, args: &Args, trace: &Trace) -> Result<f64> {
-        self.shares(args, trace).map(|shares| shares.hits)
+        self.shares(args, trace).map(|shares| shares.hits.blocks)
     }
 
     /// Returns the hit ratio and the share of blocks that were in memory in vain.
@@ -82,7 +82,7 @@ impl MasterReplay {
             members.join(number, bytes)?;
         }
         let longest_pause = LONGEST_PAUSE.saturating_add(lease_ttl).as_millis() as u64;
-        let (mut hits, mut now_ms) = (0, 0);
+        let (mut hits, mut tokens, mut now_ms) = (0, 0, 0);
         for (index, request) in trace.requests.iter().enumerate() {
             now_ms = now_ms.max(request.timestamp.saturating_sub(longest_pause));
             while now_ms < request.timestamp {
@@ -96,11 +96,13 @@ impl MasterReplay {
                 members.lose_one(trace.root(), loss.with_root);
                 members.join(self.clients + 1, bytes)?;
             }
-            hits += members.request(index, args.block_bytes, request)?;
+            let found = members.request(index, args.block_bytes, request)?;
+            hits += found;
+            tokens += trace.found_tokens(index, found as usize);
         }
         let behind_gap = master.stats().misses.of(MissCause::BehindGap);
-        let share = |count: u64| count as f64 / trace.blocks().0.max(1) as f64;
-        Ok(Shares { hits: share(hits), behind_gap: share(behind_gap) })
+        let hits = trace.shares_of(hits, tokens);
+        Ok(Shares { hits, behind_gap: trace.shares_of(behind_gap, 0).blocks })
     }
 }
 

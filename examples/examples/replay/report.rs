@@ -58,20 +58,33 @@ pub(crate) struct Totals {
     pub(crate) killed_root: bool,
     pub(crate) requests: u64,
     sum: Outcome,
+    /// Tokens of all prompts, 0 if they are unknown, and those that were found.
+    input_tokens: u64,
+    found_tokens: u64,
     steps: [(&'static str, Histogram<u64>); 4],
 }
 
 impl Totals {
-    pub(crate) fn new(block_bytes: u64) -> Self {
+    pub(crate) fn new(block_bytes: u64, input_tokens: u64) -> Self {
         let steps = ["match prefix", "get", "put", "get, memory only"].map(|name| {
             // Three digits from a microsecond to a minute.
             (name, Histogram::new_with_bounds(1, 60_000_000, 3).expect("constant bounds are valid"))
         });
-        Self { block_bytes, killed_root: false, requests: 0, sum: Outcome::default(), steps }
+        Self {
+            block_bytes,
+            killed_root: false,
+            requests: 0,
+            sum: Outcome::default(),
+            input_tokens,
+            found_tokens: 0,
+            steps,
+        }
     }
 
-    pub(crate) fn add(&mut self, one: &Outcome) {
+    /// Adds a request that found so many tokens.
+    pub(crate) fn add(&mut self, one: &Outcome, found_tokens: u64) {
         self.requests += 1;
+        self.found_tokens += found_tokens;
         let sum = &mut self.sum;
         for (to, from) in [
             (&mut sum.blocks, one.blocks),
@@ -135,6 +148,10 @@ impl Totals {
         row("requests", self.requests.to_string());
         row("blocks", format!("{} of {} bytes", sum.blocks, self.block_bytes));
         row("prefix hit rate", format!("{:.4}", self.hit_rate()));
+        if self.input_tokens > 0 {
+            let share = ratio(self.found_tokens as f64, self.input_tokens as f64);
+            row("of the tokens", format!("{share:.4} of {}", self.input_tokens));
+        }
         row("gets", format!("{} blocks, each checked", sum.hit));
         row("puts", format!("{} blocks, {} of them present already", sum.put, sum.existed));
         row("of these from disks", format!("{} blocks", sum.from_disk));

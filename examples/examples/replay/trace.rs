@@ -1,57 +1,53 @@
-//! Traces as JSON lines, and a generator of traces of the same shape.
+//! Traces of requests, and a generator of traces like the public conversation trace.
 
 use std::collections::HashMap;
-use std::hash::{DefaultHasher, Hash, Hasher};
-use std::io::{BufRead, BufReader};
-use std::path::Path;
 
 use mooncake_core::clock::Rng;
+use mooncake_core::testkit::simulate::Cache;
 use mooncake_core::testkit::workloads::Requests;
-use serde_json::Value;
 
-/// Request: the ids of its 512-token blocks, prefix first.
+/// Request: the ids of its blocks, prefix first.
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
     /// Milliseconds from the start of the trace.
     pub(crate) timestamp: u64,
     /// Id of each block. Equal ids are equal prefixes.
     pub(crate) ids: Vec<u64>,
+    /// Tokens of the prompt; empty if they are unknown.
+    pub(crate) inputs: Vec<TokenRun>,
+}
+
+/// Tokens in consecutive blocks of a request. All blocks but the last one are full.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TokenRun {
+    pub(crate) blocks: usize,
+    pub(crate) tokens: u64,
 }
 
 /// Milliseconds between two requests without times, as in the public conversation trace.
-const PAUSE_MS: u64 = 294;
+pub(crate) const PAUSE_MS: u64 = 294;
+
+/// Shares that a cache finds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct HitRatios {
+    pub(crate) blocks: f64,
+    /// Share of the tokens of the prompts, if they are known.
+    pub(crate) tokens: Option<f64>,
+}
 
 /// Requests in order of arrival.
 #[derive(Clone, Debug)]
 pub(crate) struct Trace {
     pub(crate) requests: Vec<Request>,
+    /// Tokens of a full block, if they are known.
+    pub(crate) block_tokens: Option<u64>,
 }
 
 impl Trace {
-    /// Reads a file with one JSON object per line, which lists its blocks in `field`. The time is
-    /// in `timestamp`, in milliseconds, if it is known. An error names the faulty line.
-    pub(crate) fn read(path: &Path, field: &str) -> Result<Self, String> {
-        let failed = |reason: String| format!("cannot read trace: {reason} path=\"{}\"", path.display());
-        let file = std::fs::File::open(path).map_err(|e| failed(format!("{e}.")))?;
-        let mut requests = Vec::new();
-        for (index, line) in BufReader::new(file).lines().enumerate() {
-            let in_line = |reason: String| failed(format!("{reason}. line={}", index + 1));
-            let line = line.map_err(|e| in_line(e.to_string()))?;
-            if !line.trim().is_empty() {
-                requests.push(parse(&line, field, requests.len() as u64).map_err(in_line)?);
-            }
-        }
-        let Some(first) = requests.first().map(|request: &Request| request.timestamp) else {
-            return Err(failed("it has no requests.".into()));
-        };
-        requests.iter_mut().for_each(|request| request.timestamp = request.timestamp.saturating_sub(first));
-        Ok(Self { requests })
-    }
-
     /// Gives requests their times.
     pub(crate) fn with_pauses(requests: Requests) -> Self {
-        let timed = |(index, ids)| Request { timestamp: index as u64 * PAUSE_MS, ids };
-        Self { requests: requests.into_iter().enumerate().map(timed).collect() }
+        let timed = |(index, ids)| Request { timestamp: index as u64 * PAUSE_MS, ids, inputs: Vec::new() };
+        Self { requests: requests.into_iter().enumerate().map(timed).collect(), block_tokens: None }
     }
 
     /// Generates recurring conversations, which share about as much as the public conversation
@@ -85,6 +81,58 @@ impl Trace {
         self.requests.iter().map(|request| &request.ids[..])
     }
 
+    /// Returns the number of tokens in the first `found` blocks of a request.
+    pub(crate) fn found_tokens(&self, index: usize, found: usize) -> u64 {
+        let (mut remaining, mut sum) = (found, 0u64);
+        for run in self.requests.get(index).map_or(&[][..], |request| &request.inputs) {
+            let blocks = remaining.min(run.blocks);
+            sum += (blocks as u64).saturating_mul(self.block_tokens.unwrap_or(0)).min(run.tokens);
+            remaining -= blocks;
+        }
+        sum
+    }
+
+    /// Returns the number of tokens of all prompts; 0 if they are unknown.
+    pub(crate) fn input_tokens(&self) -> u64 {
+        self.requests.iter().flat_map(|request| &request.inputs).map(|run| run.tokens).sum()
+    }
+
+    /// Returns the shares of so many blocks and tokens.
+    pub(crate) fn shares_of(&self, blocks: u64, tokens: u64) -> HitRatios {
+        let input_tokens = self.input_tokens();
+        HitRatios {
+            blocks: blocks as f64 / self.block_references().max(1) as f64,
+            tokens: (input_tokens > 0).then(|| tokens as f64 / input_tokens as f64),
+        }
+    }
+
+    /// Replays the requests on a cache.
+    pub(crate) fn hit_ratios(&self, cache: &mut impl Cache) -> HitRatios {
+        let (mut blocks, mut tokens) = (0, 0);
+        for (index, chain) in self.chains().enumerate() {
+            let found = cache.request(chain);
+            blocks += found as u64;
+            tokens += self.found_tokens(index, found);
+        }
+        self.shares_of(blocks, tokens)
+    }
+
+    /// Returns the number of ids that follow several ids, and the number of all ids. If an id
+    /// stands for a prefix, each follows one.
+    pub(crate) fn count_predecessors(&self) -> (usize, usize) {
+        let mut predecessors: HashMap<u64, (Option<u64>, bool)> = HashMap::new();
+        for chain in self.chains() {
+            let mut before = None;
+            for id in chain {
+                let (first, has_several) = predecessors.entry(*id).or_insert((before, false));
+                *has_several |= *first != before;
+                before = Some(*id);
+            }
+        }
+        let ambiguous = predecessors.values().filter(|(_, has_several)| *has_several).count();
+        (ambiguous, predecessors.len())
+    }
+
     /// Returns the block that most requests begin with.
     pub(crate) fn root(&self) -> Option<u64> {
         let mut counts = HashMap::new();
@@ -101,6 +149,10 @@ impl Trace {
         (last.saturating_sub(first)) as f64 / 1000.0
     }
 
+    fn block_references(&self) -> u64 {
+        self.requests.iter().map(|request| request.ids.len() as u64).sum()
+    }
+
     /// Returns the number of block references, and of distinct blocks.
     pub(crate) fn blocks(&self) -> (u64, u64) {
         let mut seen = HashMap::new();
@@ -111,32 +163,6 @@ impl Trace {
         }
         (all, seen.len() as u64)
     }
-}
-
-/// Parses a request. `before` is the number of requests before it.
-fn parse(line: &str, field: &str, before: u64) -> Result<Request, String> {
-    let request: Value = serde_json::from_str(line).map_err(|e| {
-        let text = e.to_string();
-        let reason = text.split(" at line ").next().unwrap_or_default();
-        format!("invalid JSON at column {}: {reason}", e.column())
-    })?;
-    let blocks = request.get(field).and_then(Value::as_array);
-    let blocks = blocks.ok_or_else(|| format!("no list of blocks in `{field}`"))?;
-    let id = |block: &Value| match block {
-        Value::String(text) => {
-            let mut hasher = DefaultHasher::new();
-            text.hash(&mut hasher);
-            Some(hasher.finish())
-        }
-        number => number.as_u64().or_else(|| number.as_i64().map(i64::cast_unsigned)),
-    };
-    let ids: Option<Vec<u64>> = blocks.iter().map(id).collect();
-    let ids = ids.ok_or_else(|| format!("a block in `{field}` is neither a whole number nor a text"))?;
-    let timestamp = match request.get("timestamp") {
-        None | Some(Value::Null) => before * PAUSE_MS,
-        Some(time) => time.as_f64().filter(|ms| *ms >= 0.0).ok_or("`timestamp` is not a time in ms")? as u64,
-    };
-    Ok(Request { timestamp, ids })
 }
 
 /// Fills `buffer` with the bytes of block `id`, which are always the same, so that every read can
@@ -152,55 +178,26 @@ pub(crate) fn key(id: u64) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
-
     use super::*;
 
-    fn read(text: &[u8], field: &str) -> Result<Trace, String> {
-        let mut file = tempfile::NamedTempFile::new().unwrap();
-        file.write_all(text).unwrap();
-        let name = file.path().display().to_string();
-        Trace::read(file.path(), field).map_err(|error| error.replace(&name, "PATH"))
+    #[test]
+    fn tokens_are_those_of_the_found_blocks() {
+        let mut trace = Trace::with_pauses(vec![vec![1, 2, 3, 4, 5]]);
+        assert_eq!(trace.shares_of(2, 0), HitRatios { blocks: 0.4, tokens: None });
+        trace.block_tokens = Some(512);
+        // A turn of 600 tokens, and one of 1,100 after it.
+        trace.requests[0].inputs =
+            vec![TokenRun { blocks: 2, tokens: 600 }, TokenRun { blocks: 3, tokens: 1100 }];
+        let found: Vec<u64> = (0..=6).map(|found| trace.found_tokens(0, found)).collect();
+        assert_eq!(found, [0, 512, 600, 1112, 1624, 1700, 1700]);
+        assert_eq!(trace.shares_of(5, 850).tokens, Some(0.5));
     }
 
     #[test]
-    fn lines_are_requests() {
-        let text = b"{\"timestamp\": 1700000000000, \"output_length\": 3, \"hash_ids\": [0, 7, -1]}\n\n\
-                     {\"timestamp\": 1700000000027.5, \"hash_ids\": []}\r\n{\"hash_ids\": [7]}";
-        let trace = read(text, "hash_ids").unwrap();
-        let requests = &trace.requests;
-        assert_eq!(requests.iter().map(|r| r.timestamp).collect::<Vec<_>>(), [0, 27, 0], "from the first on");
-        assert_eq!((&requests[0].ids[..], &requests[2].ids[..]), (&[0, 7, u64::MAX][..], &[7][..]));
-        assert_eq!(trace.blocks(), (4, 3));
-        let texts = read(b"{\"blocks\": [\"a\", \"b\"]}\n{\"blocks\": [\"a\"]}", "blocks").unwrap();
-        assert_eq!(texts.requests[0].ids[0], texts.requests[1].ids[0]);
-        assert_eq!((texts.blocks(), texts.requests[1].timestamp), ((3, 2), PAUSE_MS));
-    }
-
-    #[test]
-    fn an_error_names_the_file_and_the_line() {
-        for (text, reason) in [
-            (&b"\n \n"[..], "it has no requests. path=\"PATH\""),
-            (
-                b"{\"hash_ids\": [1]}\n\n{",
-                "invalid JSON at column 1: EOF while parsing an object. line=3 path=\"PATH\"",
-            ),
-            (b"[1, 2]", "no list of blocks in `hash_ids`. line=1 path=\"PATH\""),
-            (b"{\"hash_ids\": 5}", "no list of blocks in `hash_ids`. line=1 path=\"PATH\""),
-            (
-                b"{\"hash_ids\": [1.5]}",
-                "a block in `hash_ids` is neither a whole number nor a text. line=1 path=\"PATH\"",
-            ),
-            (
-                b"{\"timestamp\": -1, \"hash_ids\": []}",
-                "`timestamp` is not a time in ms. line=1 path=\"PATH\"",
-            ),
-            (b"{\"hash_ids\": []}\n\xff\n", "stream did not contain valid UTF-8. line=2 path=\"PATH\""),
-        ] {
-            assert_eq!(read(text, "hash_ids").unwrap_err(), format!("cannot read trace: {reason}"));
-        }
-        let missing = Trace::read(Path::new("/does/not/exist"), "hash_ids").unwrap_err();
-        let expected = "cannot read trace: No such file or directory (os error 2). path=\"/does/not/exist\"";
-        assert_eq!(missing, expected);
+    fn an_id_after_different_ids_is_counted_once() {
+        let trace =
+            |chains: &[&[u64]]| Trace::with_pauses(chains.iter().map(|chain| chain.to_vec()).collect());
+        assert_eq!(trace(&[&[1, 2, 3], &[1, 2, 4], &[5]]).count_predecessors(), (0, 5));
+        assert_eq!(trace(&[&[1, 2, 3], &[3], &[4, 3], &[2, 1]]).count_predecessors(), (3, 4));
     }
 }
