@@ -1,8 +1,5 @@
 //! Objects in the memory of this node.
 
-use std::sync::Arc;
-
-use mooncake_core::memory::MemorySource;
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_engine::TransportSet;
 use mooncake_transport::{Region, SliceMut};
@@ -26,8 +23,8 @@ pub(crate) struct Object {
 
 /// Registered memory of an object.
 pub(crate) enum ObjectMemory {
-    /// Memory of a seeder, and the owners of the ranges.
-    Seed(Vec<Region<TransportSet>>, Vec<Arc<dyn MemorySource>>),
+    /// Memory of a seeder. A range inside the range of another object has that region.
+    Seed(Vec<Region<TransportSet>>),
     /// Memory of a reader, by shard.
     Replica(Vec<SliceMut<TransportSet>>),
 }
@@ -35,7 +32,7 @@ pub(crate) enum ObjectMemory {
 impl std::fmt::Debug for ObjectMemory {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Seed(regions, _) => f.debug_tuple("Seed").field(regions).finish(),
+            Self::Seed(regions) => f.debug_tuple("Seed").field(regions).finish(),
             Self::Replica(shards) => f.debug_tuple("Replica").field(shards).finish(),
         }
     }
@@ -45,7 +42,7 @@ impl Object {
     /// Returns the regions of a seeder.
     pub(crate) fn regions(&self) -> &[Region<TransportSet>] {
         match &self.memory {
-            ObjectMemory::Seed(regions, _) => regions,
+            ObjectMemory::Seed(regions) => regions,
             ObjectMemory::Replica(_) => &[],
         }
     }

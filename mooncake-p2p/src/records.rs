@@ -123,9 +123,8 @@ impl Records {
     /// Returns the segments of all nodes and the revisions of their records.
     pub(crate) async fn nodes(&self) -> Result<Vec<(String, u64)>> {
         let found = self.backend.list(NODES).await?;
-        let segment = |(key, value): (String, MetaValue)| {
-            Some((key.strip_prefix(NODES)?.to_owned(), value.revision))
-        };
+        let segment =
+            |(key, value): (String, MetaValue)| Some((key.strip_prefix(NODES)?.to_owned(), value.revision));
         Ok(found.into_iter().filter_map(segment).collect())
     }
 

@@ -176,8 +176,7 @@ impl Schedule {
                 continue;
             }
             let free = copies.iter().filter(is_usable).filter(|copy| {
-                reads_from(copy.source) < self.limits.readers_per_source
-                    && copy.is_own_host == is_on_own_host
+                reads_from(copy.source) < self.limits.readers_per_source && copy.is_own_host == is_on_own_host
             });
             let source =
                 free.min_by_key(|copy| (reads_from(copy.source), copy.role == Role::Gold, rng.next_u64()));
@@ -190,6 +189,16 @@ impl Schedule {
         let (_, choice) = best?;
         self.shards[choice.shard] = Progress::Reading { source: choice.source, is_stale: false };
         Some(choice)
+    }
+
+    /// Returns a missing shard that has copies, but only such as were refused.
+    pub fn refused_shard(&self, view: &View) -> Option<usize> {
+        let is_refused = |(shard, copies): &(usize, &Vec<ShardCopy>)| {
+            self.shards.get(*shard) == Some(&Progress::Missing)
+                && !copies.is_empty()
+                && copies.iter().all(|copy| self.refused.contains(&(*shard, copy.source)))
+        };
+        view.copies.iter().enumerate().find(is_refused).map(|(shard, _)| shard)
     }
 
     /// Records the outcome of a read. Returns whether the shard has arrived.
@@ -276,6 +285,7 @@ mod tests {
         let choice = |(shard, source)| Choice { shard, source };
         let first = choice(next(&mut schedule, &view, 0).unwrap());
         assert!(!schedule.finish(first, Outcome::Refused));
+        assert_eq!(schedule.refused_shard(&view), None, "there is another source");
         let second = choice(next(&mut schedule, &view, 0).unwrap());
         assert_ne!(first.source, second.source);
         assert!(!schedule.finish(second, Outcome::Failed { until: Moment(5) }));

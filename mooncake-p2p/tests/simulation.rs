@@ -28,6 +28,8 @@ struct Swarm {
     shards: usize,
     readers: Vec<Reader>,
     is_seeder_alive: bool,
+    /// True if readers serve the object only once they have all of it, as in the Go library.
+    serves_whole_only: bool,
     now: f64,
     /// Shards that left the seeder's host, and shards that crossed the network to a host.
     sent_by_seeder: usize,
@@ -46,7 +48,15 @@ impl Swarm {
             done: None,
         };
         let readers = (0..readers).map(reader).collect();
-        Self { shards, readers, is_seeder_alive: true, now: 0.0, sent_by_seeder: 0, over_network: 0 }
+        Self {
+            shards,
+            readers,
+            is_seeder_alive: true,
+            serves_whole_only: false,
+            now: 0.0,
+            sent_by_seeder: 0,
+            over_network: 0,
+        }
     }
 
     fn host(&self, node: usize) -> usize {
@@ -77,7 +87,25 @@ impl Swarm {
         view
     }
 
+    /// Begins the reads of the Go library: all shards at once, from a random reader that has the
+    /// whole object, or else from the seeder.
+    fn begin_whole_reads(&mut self) {
+        let complete: Vec<usize> =
+            (0..self.readers.len()).filter(|index| self.readers[*index].done.is_some()).collect();
+        for reader in self.readers.iter_mut().filter(|r| r.reads.is_empty() && r.done.is_none()) {
+            for shard in 0..self.shards {
+                let random = complete.get(reader.rng.below(complete.len().max(1) as u64) as usize);
+                let source = random.map_or(0, |index| index + 1);
+                reader.reads.push((Choice { shard, source }, 1.0));
+                self.sent_by_seeder += usize::from(source == 0);
+            }
+        }
+    }
+
     fn begin_reads(&mut self) {
+        if self.serves_whole_only {
+            return self.begin_whole_reads();
+        }
         // The nodes take turns, as they would.
         loop {
             let mut has_begun = false;
@@ -133,9 +161,11 @@ impl Swarm {
         }
         self.now += span;
         for (index, reader) in self.readers.iter_mut().enumerate() {
-            reader.reads.iter_mut().for_each(|(choice, left)| *left -= span * speed(index + 1, choice.source));
-            let (ended, going): (Vec<_>, Vec<_>) =
-                reader.reads.drain(..).partition(|(_, left)| *left < 1e-9);
+            reader
+                .reads
+                .iter_mut()
+                .for_each(|(choice, left)| *left -= span * speed(index + 1, choice.source));
+            let (ended, going): (Vec<_>, Vec<_>) = reader.reads.drain(..).partition(|(_, left)| *left < 1e-9);
             reader.reads = going;
             for (choice, _) in ended {
                 reader.schedule.finish(choice, Outcome::Arrived);
@@ -192,6 +222,22 @@ fn eight_readers_need_at_most_one_and_a_half_transfers() {
     swarm.finish();
     assert!(swarm.transfers() <= 1.5, "{} transfers", swarm.transfers());
     assert!(swarm.sent_by_seeder <= 64 * 3 / 2, "the seeder sent {} shards of 64", swarm.sent_by_seeder);
+}
+
+#[test]
+fn readers_that_serve_only_whole_objects_need_four_times_as_long() {
+    let mut shared = Swarm::new(8, 1, 64);
+    shared.finish();
+    let mut whole = Swarm::new(8, 1, 64);
+    whole.serves_whole_only = true;
+    whole.finish();
+    assert!(
+        whole.transfers() >= 4.0 * shared.transfers(),
+        "{} transfers instead of {}",
+        whole.transfers(),
+        shared.transfers()
+    );
+    assert_eq!(whole.sent_by_seeder, 8 * 64, "every reader reads everything from the seeder");
 }
 
 #[test]

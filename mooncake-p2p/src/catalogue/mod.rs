@@ -137,7 +137,9 @@ impl Catalogue {
         }
         Err(Error::new(
             ErrorCode::ObjectReplicaBusy,
-            format!("cannot change object: other nodes changed it first. name={name:?} attempts={MAX_ATTEMPTS}; retry"),
+            format!(
+                "cannot change object: other nodes changed it first. name={name:?} attempts={MAX_ATTEMPTS}; retry"
+            ),
         ))
     }
 

@@ -11,7 +11,8 @@ impl Inner {
     /// Ends the copies of this node in one role.
     pub(super) async fn leave(self: &Arc<Self>, name: &str, role: Role) -> Result<()> {
         let (object, mut reservation) = self.reserve_opened(name, role)?;
-        let removed = self.remove_copies(name, &[role], &self.segment);
+        let roles = [role];
+        let removed = self.remove_copies(name, &roles, &self.segment);
         if let Err(error) = self.bounded("end copies", removed).await {
             reservation.outcome = Some(object);
             return Err(error);
@@ -21,16 +22,28 @@ impl Inner {
         self.engine.settle_publication().await
     }
 
+    /// Cancels reads, waits for other calls, ends all copies, and then the lease. A failure keeps the
+    /// lease, so that the copies that are left end with it.
     pub(super) async fn close(self: &Arc<Self>) -> Result<()> {
+        {
+            // No name is reserved from now on.
+            let _objects = self.objects.lock();
+            self.is_closing.send_replace(true);
+        }
+        let settled = async {
+            self.settle_calls().await;
+            Ok(())
+        };
+        let mut result = self.bounded("close P2P store", settled).await;
         let opened = |(name, opened): (&String, &Opened)| match opened {
             Opened::Object(object) => Some((name.clone(), object.role)),
             Opened::InProgress => None,
         };
         let objects: Vec<_> = self.objects.lock().iter().filter_map(opened).collect();
-        let mut result = Ok(());
         for (name, role) in objects {
             result = result.and(self.leave(&name, role).await);
         }
-        result.and(self.bounded("end lease", self.end_lease()).await)
+        result?;
+        self.bounded("end lease", self.end_lease()).await
     }
 }

@@ -27,7 +27,7 @@ use crate::schedule::{Choice, Outcome, Schedule};
 enum Event {
     Read(ShardRead),
     Refreshed(Result<(Option<Entry>, Vec<SlotOfSource>)>),
-    Entered { shards: Vec<usize>, result: Result<Option<Entry>> },
+    Entered { restarts: u32, shards: Vec<usize>, result: Result<Option<Entry>> },
 }
 
 /// Ended read of a shard.
@@ -66,6 +66,8 @@ struct Fetch {
     needs_refresh: bool,
     /// True from a failure of the metadata service to the next tick.
     is_waiting: bool,
+    /// Number of restarts. An entry of shards that began before a restart has no effect.
+    restarts: u32,
     last_error: Option<Error>,
     options: GetOptions,
 }
@@ -101,9 +103,11 @@ impl Inner {
             if let Err(error) = self.bounded("undo a read", undone).await {
                 tracing::warn!(name, %error, "read not undone; its entries end with the lease");
             }
-            drop(reservation);
             drop(fetch);
-            self.engine.settle_publication().await?;
+            drop(reservation);
+            if let Err(error) = self.engine.settle_publication().await {
+                tracing::warn!(name, %error, "descriptor not published after a failed read");
+            }
             return Err(error);
         }
         reservation.outcome = Some(Arc::new(fetch.into_object()));
@@ -118,12 +122,11 @@ impl Inner {
         memory: SliceMut<TransportSet>,
         expected: Option<u64>,
     ) -> (Result<Arrival>, SliceMut<TransportSet>) {
-        let revision =
-            match self.bounded("take a slot", self.records.take_slot(source, slot, &read)).await {
-                Ok(Some(revision)) => revision,
-                Ok(None) => return (Ok(Arrival::SlotTaken), memory),
-                Err(error) => return (Err(error), memory),
-            };
+        let revision = match self.bounded("take a slot", self.records.take_slot(source, slot, &read)).await {
+            Ok(Some(revision)) => revision,
+            Ok(None) => return (Ok(Arrival::SlotTaken), memory),
+            Err(error) => return (Err(error), memory),
+        };
         let (result, memory) = self.transfer(source, address, memory).await;
         let freed = self.bounded("free a slot", self.records.free_slot(source, slot, revision)).await;
         if let Err(error) = freed {
@@ -168,8 +171,7 @@ impl Inner {
         };
         let of_shard = |record: &ChecksumRecord| record.crc64.get(read.shard).copied().flatten();
         let expected = expected.or_else(|| stated.as_ref().and_then(of_shard));
-        let computed =
-            tokio::task::spawn_blocking(move || (checksum::of_slice_mut(&memory), memory)).await;
+        let computed = tokio::task::spawn_blocking(move || (checksum::of_slice_mut(&memory), memory)).await;
         let (crc64, memory) = match computed {
             Ok((Ok(crc64), memory)) => (crc64, memory),
             Ok((Err(error), memory)) => return (Err(error), memory),
@@ -203,11 +205,12 @@ impl Fetch {
         let count = entry.payload.shards.len();
         let mut sources = Sources::new();
         sources.set_copies(&inner, &entry.payload);
+        let rng = inner.rng.lock().split();
         Self {
             locations: locations_of(&entry.payload, starts, &inner.segment),
             schedule: Schedule::new(count, inner.options.limits),
             sources,
-            rng: inner.rng.lock().split(),
+            rng,
             memory: memory.into_iter().map(Some).collect(),
             own: vec![None; count],
             stated: vec![None; count],
@@ -217,6 +220,7 @@ impl Fetch {
             is_refreshing: false,
             needs_refresh: true,
             is_waiting: false,
+            restarts: 0,
             last_error: None,
             known: entry.payload,
             inner,
@@ -254,6 +258,8 @@ impl Fetch {
 
     async fn run_events(&mut self, events: &mut Events, cancel: &mut oneshot::Receiver<()>) -> Result<()> {
         let stall_timeout = self.inner.options.stall_timeout;
+        let inner = self.inner.clone();
+        let mut closing = std::pin::pin!(inner.until_closing());
         let mut stall = std::pin::pin!(sleep(stall_timeout));
         let mut ticks = interval(self.inner.options.poll_interval);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -267,6 +273,7 @@ impl Fetch {
             tokio::select! {
                 biased;
                 _ = &mut *cancel => return Err(cancelled_error(&self.known.name)),
+                () = &mut closing => return Err(cancelled_error(&self.known.name)),
                 Some(event) = events.next() => {
                     if self.handle(event)? {
                         stall.set(sleep(stall_timeout));
@@ -294,6 +301,9 @@ impl Fetch {
                         for unused in self.sources.set_reads(&self.inner, &name, reads) {
                             self.free_unused(unused);
                         }
+                        if let Some(shard) = self.schedule.refused_shard(&self.sources.view) {
+                            return Err(self.refused_error(shard));
+                        }
                     }
                     // A reader that has all shards enters the object again.
                     Ok((None, _)) if self.schedule.is_complete() => {}
@@ -302,9 +312,11 @@ impl Fetch {
                 }
                 Ok(false)
             }
-            Event::Entered { shards, result } => {
+            Event::Entered { restarts, shards, result } => {
                 self.is_entering = false;
                 match result {
+                    // The entry belongs to the object before the restart.
+                    _ if restarts != self.restarts => self.needs_refresh = true,
                     Ok(Some(entry)) => {
                         for shard in shards {
                             self.is_entered[shard] = true;
@@ -348,6 +360,7 @@ impl Fetch {
     fn restart(&mut self) {
         tracing::warn!(name = self.known.name, "object was replaced during the read; reading it again");
         self.schedule.restart();
+        self.restarts += 1;
         self.own.fill(None);
         self.stated.fill(None);
         self.is_entered.fill(false);
@@ -391,10 +404,10 @@ impl Fetch {
         let locations = arrived.map(|shard| (shard, self.locations[shard].clone())).collect();
         let checksums = ChecksumRecord { crc64: self.own.clone() };
         let copies = Copies { role: Role::Replica, locations, checksums };
-        let (inner, known) = (self.inner.clone(), self.known.clone());
+        let (inner, known, restarts) = (self.inner.clone(), self.known.clone(), self.restarts);
         let enter = async move {
             let result = inner.bounded("enter shards", inner.enter(&copies, &known)).await;
-            Event::Entered { shards, result }
+            Event::Entered { restarts, shards, result }
         };
         events.push(enter.boxed());
     }
@@ -503,8 +516,8 @@ impl Fetch {
             let (Some(stated), Some(memory)) = (*stated, self.memory[shard].take()) else { continue };
             let computed =
                 tokio::task::spawn_blocking(move || (checksum::of_slice_mut(&memory), memory)).await;
-            let (crc64, memory) = computed
-                .map_err(|error| Error::internal(format!("cannot compute checksum: {error}")))?;
+            let (crc64, memory) =
+                computed.map_err(|error| Error::internal(format!("cannot compute checksum: {error}")))?;
             if crc64? == stated {
                 self.own[shard] = Some(stated);
                 self.arrived_bytes += memory.len() as u64;
@@ -521,6 +534,18 @@ impl Fetch {
         }
     }
 
+    fn refused_error(&self, shard: usize) -> Error {
+        let text = format!(
+            "cannot read object: every source has wrong bytes. name={:?} shard={shard}; register the object again",
+            self.known.name
+        );
+        let error = Error::new(ErrorCode::ChecksumMismatch, text);
+        match self.last_error.clone() {
+            Some(last) => error.with_source(last),
+            None => error,
+        }
+    }
+
     fn stall_error(&self) -> Error {
         let missing = (0..self.locations.len()).filter(|shard| !self.schedule.has_arrived(*shard)).count();
         let text = format!(
@@ -528,18 +553,15 @@ impl Fetch {
              that hold it",
             self.known.name, self.inner.options.stall_timeout
         );
-        let code = match &self.last_error {
-            Some(error) if error.kind() == ErrorKind::Corrupt => ErrorCode::ChecksumMismatch,
-            _ => ErrorCode::TransferFail,
-        };
+        let error = Error::new(ErrorCode::TransferFail, text);
         match self.last_error.clone() {
-            Some(last) => Error::new(code, text).with_source(last),
-            None => Error::new(code, text),
+            Some(last) => error.with_source(last),
+            None => error,
         }
     }
 }
 
 fn cancelled_error(name: &str) -> Error {
-    let text = format!("cannot finish read: the caller cancelled it. name={name:?}");
+    let text = format!("cannot read object: the call was cancelled, or the store closed. name={name:?}");
     Error::new(ErrorCode::UnavailableInCurrentStatus, text)
 }

@@ -11,6 +11,7 @@ use mooncake_core::meta::MetadataBackend;
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_engine::TransferEngine;
 use parking_lot::Mutex;
+use tokio::sync::{Notify, watch};
 
 use crate::catalogue::{Catalogue, Entry, Location, Payload, Role};
 use crate::expiry::Expiry;
@@ -29,6 +30,10 @@ pub(super) struct Inner {
     pub(super) rng: Mutex<Rng>,
     pub(super) objects: Mutex<BTreeMap<String, Opened>>,
     pub(super) lease: tokio::sync::Mutex<NodeLease>,
+    /// True once the store is being closed.
+    pub(super) is_closing: watch::Sender<bool>,
+    /// Notification that a call has released the name of its object.
+    released: Notify,
 }
 
 /// Object that this node has open.
@@ -69,6 +74,8 @@ impl Inner {
             records: Records::new(backend),
             objects: Mutex::default(),
             lease: tokio::sync::Mutex::new(lease),
+            is_closing: watch::Sender::new(false),
+            released: Notify::new(),
             rng: Mutex::new(rng),
             engine,
             options,
@@ -94,6 +101,12 @@ impl Inner {
     /// Reserves a name for a call that opens or closes an object.
     pub(super) fn reserve(self: &Arc<Self>, name: &str) -> Result<Reservation> {
         let mut objects = self.objects.lock();
+        if *self.is_closing.borrow() {
+            return Err(Error::new(
+                ErrorCode::UnavailableInCurrentStatus,
+                format!("cannot open object: the store is closed. name={name:?}; open another one"),
+            ));
+        }
         if objects.contains_key(name) {
             return Err(Error::new(
                 ErrorCode::ObjectAlreadyExists,
@@ -102,6 +115,25 @@ impl Inner {
         }
         objects.insert(name.to_owned(), Opened::InProgress);
         Ok(Reservation { inner: self.clone(), name: name.to_owned(), outcome: None })
+    }
+
+    /// Waits until the store is being closed.
+    pub(super) async fn until_closing(&self) {
+        // The sender lives as long as the store.
+        _ = self.is_closing.subscribe().wait_for(|is_closing| *is_closing).await;
+    }
+
+    /// Waits until no call opens or closes an object.
+    pub(super) async fn settle_calls(&self) {
+        let is_settled = || !self.objects.lock().values().any(|opened| matches!(opened, Opened::InProgress));
+        loop {
+            let mut released = std::pin::pin!(self.released.notified());
+            released.as_mut().enable();
+            if is_settled() {
+                return;
+            }
+            released.await;
+        }
     }
 
     /// Removes the copies of a node from an object, and then its checksums.
@@ -140,7 +172,11 @@ impl Inner {
     }
 
     /// Reserves the name of an object that this node has open in this role.
-    pub(super) fn reserve_opened(self: &Arc<Self>, name: &str, role: Role) -> Result<(Arc<Object>, Reservation)> {
+    pub(super) fn reserve_opened(
+        self: &Arc<Self>,
+        name: &str,
+        role: Role,
+    ) -> Result<(Arc<Object>, Reservation)> {
         let mut objects = self.objects.lock();
         match objects.get(name) {
             Some(Opened::Object(object)) if object.role == role => {
@@ -184,6 +220,7 @@ impl Drop for Reservation {
             Some(object) => objects.insert(std::mem::take(&mut self.name), Opened::Object(object)),
             None => objects.remove(&self.name),
         };
+        self.inner.released.notify_waiters();
     }
 }
 

@@ -204,11 +204,15 @@ impl P2pStore {
         finish(async move { inner.bounded("renew lease", inner.renew_lease()).await }).await
     }
 
-    /// Ends all copies of this node and its lease. The engine stays open. Calls in progress
-    /// continue.
+    /// Ends all copies of this node and its lease. The engine stays open. Reads in progress are
+    /// cancelled, other calls in progress end first, and later calls that open an object fail.
+    ///
+    /// The call is bounded by [`catalogue_timeout`](P2pOptions::catalogue_timeout) for the calls in
+    /// progress and for each object. It continues to its end if its future is dropped.
     ///
     /// # Errors
-    /// Returns the first error of the metadata service. The other entries are ended all the same.
+    /// Returns the first error of the metadata service. The other entries are ended all the same,
+    /// and what is left ends with the lease.
     pub async fn close(&self) -> Result<()> {
         self.renewal.0.abort();
         let inner = self.inner.clone();

@@ -34,8 +34,8 @@ impl Inner {
             return Err(name_in_use(name));
         }
         let regions = self.open_regions(&memory).await?;
-        let checksums = checksums_of(&layout, &regions).await?;
         let starts: Vec<u64> = memory.iter().map(|memory| memory.span().addr()).collect();
+        let checksums = checksums_of(&layout, &starts, &regions).await?;
         let locations = locations_of(&layout, &starts, &self.segment);
         let mut payload = layout.clone();
         for (shard, location) in locations.iter().enumerate() {
@@ -58,7 +58,7 @@ impl Inner {
             role: Role::Gold,
             locations,
             checksums: parking_lot::Mutex::new(checksums),
-            memory: ObjectMemory::Seed(regions, memory),
+            memory: ObjectMemory::Seed(regions),
         }));
         Ok(())
     }
@@ -88,10 +88,15 @@ impl Inner {
 }
 
 /// Returns the checksums of all shards, computed on threads that may block.
-async fn checksums_of(layout: &Payload, regions: &[Region<TransportSet>]) -> Result<ChecksumRecord> {
+async fn checksums_of(
+    layout: &Payload,
+    starts: &[u64],
+    regions: &[Region<TransportSet>],
+) -> Result<ChecksumRecord> {
     let mut slices: Vec<Slice<TransportSet>> = Vec::with_capacity(layout.shards.len());
-    for (region, size) in regions.iter().zip(&layout.size_list) {
-        let mut start = 0;
+    for ((region, address), size) in regions.iter().zip(starts).zip(&layout.size_list) {
+        // A region of another object may begin before the range.
+        let mut start = (address - region.addr()) as usize;
         for len in shard_sizes(&[*size], layout.max_shard_size) {
             slices.push(region.slice(start..start + len as usize)?);
             start += len as usize;

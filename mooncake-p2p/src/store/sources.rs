@@ -67,7 +67,11 @@ impl Sources {
                 }
                 let source = self.id(&location.segment_name);
                 self.addresses.insert((shard, source), location.offset);
-                copies.push(ShardCopy { source, role, is_own_host: inner.is_own_host(&location.segment_name) });
+                copies.push(ShardCopy {
+                    source,
+                    role,
+                    is_own_host: inner.is_own_host(&location.segment_name),
+                });
             }
             self.view.copies.push(copies);
         }

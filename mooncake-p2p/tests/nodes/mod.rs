@@ -3,47 +3,61 @@
 use std::future::Future;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Duration;
 
 use mooncake_core::clock::{ManualClock, Rng};
 use mooncake_core::memory::{HostMemory, MemorySource, MemorySpan};
 use mooncake_core::meta::{MemoryMetadata, MetadataBackend};
 use mooncake_engine::TransferEngine;
 use mooncake_p2p::{Catalogue, P2pOptions, P2pStore, Payload};
+use mooncake_transport::engine::LocalCopies;
 use tokio::runtime::Runtime;
 use tokio::sync::Notify;
 
 /// Length of a shard in bytes.
 pub(crate) const SHARD: usize = 64 << 10;
 
+/// Longest wait for an event.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+/// Waits for an event. Panics with its description if it does not come.
+pub(crate) async fn patiently<R>(event: &str, wait: impl Future<Output = R>) -> R {
+    tokio::time::timeout(PATIENCE, wait).await.unwrap_or_else(|_| panic!("no event: {event}"))
+}
+
 pub(crate) struct Cluster {
     pub(crate) backend: Arc<MemoryMetadata>,
     pub(crate) catalogue: Catalogue,
     pub(crate) clock: Arc<ManualClock>,
+    hosts: AtomicU8,
 }
 
 impl Cluster {
     pub(crate) fn new() -> Self {
         let backend = Arc::new(MemoryMetadata::new());
         let catalogue = Catalogue::new(backend.clone(), Rng::seeded(1)).unwrap();
-        Self { backend, catalogue, clock: Arc::new(ManualClock::new()) }
+        Self { backend, catalogue, clock: Arc::new(ManualClock::new()), hosts: AtomicU8::new(2) }
     }
 
+    /// Starts an engine at a loopback address of its own, so that the others count as other hosts.
+    /// All bytes travel over TCP.
     pub(crate) async fn engine(&self) -> TransferEngine {
-        let builder = TransferEngine::builder().name("127.0.0.1").protocol("tcp").clock(self.clock.clone());
-        builder.start().await.unwrap()
+        let host = self.hosts.fetch_add(1, Ordering::SeqCst);
+        let builder = TransferEngine::builder().name(format!("127.0.0.{host}")).protocol("tcp");
+        builder.local_copies(LocalCopies::Never).clock(self.clock.clone()).start().await.unwrap()
     }
 
     pub(crate) async fn node(&self) -> P2pStore {
-        let options = P2pOptions { poll_interval: std::time::Duration::from_millis(20), ..P2pOptions::default() };
+        let options = P2pOptions { poll_interval: Duration::from_millis(20), ..P2pOptions::default() };
         P2pStore::open_with(self.engine().await, self.backend.clone(), options).await.unwrap()
     }
 
     /// Starts a node with a runtime of its own, so that it can be killed.
     pub(crate) fn isolated_node(&self) -> IsolatedNode {
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        let store = std::thread::scope(|scope| {
-            scope.spawn(|| runtime.block_on(self.node())).join().unwrap()
-        });
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let store = std::thread::scope(|scope| scope.spawn(|| runtime.block_on(self.node())).join().unwrap());
         IsolatedNode { store, runtime }
     }
 

@@ -150,8 +150,7 @@ impl MetadataBackend for EtcdMetadata {
     async fn delete_at(&self, key: &str, revision: u64) -> Result<()> {
         let key64 = encode(key);
         // etcd compares an absent key as one of revision 0, which no present key has.
-        let compare =
-            json!([{"key": key64, "target": "MOD", "result": "EQUAL", "mod_revision": revision.max(1).to_string()}]);
+        let compare = json!([{"key": key64, "target": "MOD", "result": "EQUAL", "mod_revision": revision.max(1).to_string()}]);
         let delete = json!({"request_delete_range": {"key": key64}});
         let response = self.post("kv/txn", &json!({"compare": compare, "success": [delete]})).await?;
         if response["succeeded"] == true {
