@@ -78,7 +78,7 @@ impl Default for RegisterOptions {
 /// Settings of a read.
 #[derive(Clone, Default)]
 pub struct GetOptions {
-    /// True if shards whose bytes are in the memory already are kept, by their checksums. A reader
+    /// True if shards that are in the memory already are not read, by their checksums. A reader
     /// whose memory outlives it, such as a file, continues that way after a crash.
     pub resume: bool,
     /// Function that is called after each shard that has arrived, and once before the first.
@@ -94,7 +94,7 @@ impl fmt::Debug for GetOptions {
 /// Progress of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GetProgress {
-    /// Bytes that have arrived, and bytes that were kept.
+    /// Bytes that have arrived, and valid bytes that were in the memory before.
     pub arrived_bytes: u64,
     /// Length of the object in bytes.
     pub total_bytes: u64,

@@ -250,7 +250,7 @@ async fn killed_readers_disturb_no_other_and_leave_no_entry() {
     let cluster = Cluster::new();
     let seeder = cluster.node().await;
     let bytes = seed(&seeder, "a").await;
-    // Nobody has the whole object before the nodes are killed.
+    // No reader has the whole object before the nodes are killed.
     let complete = hide_shards(&cluster, "a", 6).await;
     let mut rng = Rng::seeded(test_seed());
     let mut killed = Vec::new();

@@ -91,9 +91,9 @@ pub struct MetaEvent {
 /// of the last put; a get of a key never put or deleted returns `None`; a put whose [`Expect`] does
 /// not hold fails with kind `AlreadyExists` and changes nothing; a delete returns whether the key
 /// was there; a delete at a revision that the key does not have fails with kind `AlreadyExists` and
-/// changes nothing; `list` returns exactly the keys with the prefix, in order; a watch delivers every
-/// change under its prefix made after it was opened, in order per key; keys may contain `/`, `:`,
-/// spaces and any other UTF-8.
+/// changes nothing; `list` returns exactly the keys with the prefix, in order; a watch delivers
+/// every change under its prefix made after it was opened, in order per key; keys may contain `/`,
+/// `:`, spaces and any other UTF-8.
 #[async_trait]
 pub trait MetadataBackend: Debug + Send + Sync + 'static {
     /// Returns the abilities of the backend.

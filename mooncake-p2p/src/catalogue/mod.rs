@@ -58,8 +58,8 @@ impl Catalogue {
             return Err(Error::new(
                 ErrorCode::NotSupported,
                 format!(
-                    "cannot keep a catalogue: the metadata service cannot compare and set, or cannot list \
-                     keys. atomic={} list={}; use etcd, Redis or RocksDB",
+                    "cannot keep a catalogue: the metadata service cannot compare and set, or \
+                     cannot list keys. atomic={} list={}; use etcd, Redis or RocksDB",
                     can.atomic, can.list
                 ),
             ));
@@ -157,8 +157,8 @@ pub(crate) fn name_in_use(name: &str) -> Error {
     Error::new(
         ErrorCode::ObjectAlreadyExists,
         format!(
-            "cannot enter object: the catalogue has one of this name. name={name:?}; unregister it first, \
-             or force the creation"
+            "cannot enter object: the catalogue has one of this name. name={name:?}; unregister it \
+             first, or force the creation"
         ),
     )
 }

@@ -22,8 +22,8 @@ impl Inner {
         self.engine.settle_publication().await
     }
 
-    /// Cancels reads, waits for other calls, ends all copies, and then the lease. A failure keeps the
-    /// lease, so that the copies that are left end with it.
+    /// Cancels reads, waits for other calls, ends all copies, and then the lease. After a failure,
+    /// the lease expires, and the copies that are left end with it.
     pub(super) async fn close(self: &Arc<Self>) -> Result<()> {
         {
             // No name is reserved from now on.

@@ -153,8 +153,8 @@ impl Inner {
         }
     }
 
-    /// Compares the bytes that have arrived with the checksum, which the source is asked for if it
-    /// is not known.
+    /// Compares the bytes that have arrived with the checksum, which is read from the record of the
+    /// source unless it is known.
     async fn verify(
         &self,
         source: &str,
@@ -182,8 +182,9 @@ impl Inner {
                 let error = Error::new(
                     ErrorCode::ChecksumMismatch,
                     format!(
-                        "cannot use shard: its bytes changed at the source. name={:?} shard={} source={source:?} \
-                         crc64={crc64:016x} expected={expected:016x}; another source is tried",
+                        "cannot use shard: its bytes changed at the source. name={:?} shard={} \
+                         source={source:?} crc64={crc64:016x} expected={expected:016x}; \
+                         another source is tried",
                         read.name, read.shard
                     ),
                 );
@@ -549,8 +550,8 @@ impl Fetch {
     fn stall_error(&self) -> Error {
         let missing = (0..self.locations.len()).filter(|shard| !self.schedule.has_arrived(*shard)).count();
         let text = format!(
-            "cannot read object: no shard arrived in time. name={:?} missing={missing} limit={:?}; check the nodes \
-             that hold it",
+            "cannot read object: no shard arrived in time. name={:?} missing={missing} \
+             limit={:?}; check the nodes that hold it",
             self.known.name, self.inner.options.stall_timeout
         );
         let error = Error::new(ErrorCode::TransferFail, text);

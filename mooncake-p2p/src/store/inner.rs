@@ -143,7 +143,7 @@ impl Inner {
     }
 
     /// Enters copies of shards in this node, after their checksums. `known` is the object as this
-    /// node knows it. Enters the object anew if the catalogue has lost it and this node has all of
+    /// node knows it. Enters the object again if the catalogue has lost it and this node has all of
     /// it. Returns `None` if another object has its name now.
     pub(super) async fn enter(&self, copies: &Copies, known: &Payload) -> Result<Option<Entry>> {
         self.records.put_checksums(&known.name, &self.segment, &copies.checksums).await?;

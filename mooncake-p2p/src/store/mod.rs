@@ -167,8 +167,8 @@ impl P2pStore {
     /// # Errors
     /// Returns `OBJECT_NOT_FOUND` without such an object, `OBJECT_ALREADY_EXISTS` if this node has
     /// it open, `INVALID_PARAMS` for other lengths, read-only memory and an overlap with registered
-    /// memory, `TRANSFER_FAIL` if no source works, and `CHECKSUM_MISMATCH` if all sources have wrong
-    /// bytes.
+    /// memory, `TRANSFER_FAIL` if no source works, and `CHECKSUM_MISMATCH` if all sources of a
+    /// shard have wrong bytes.
     pub async fn get_replica(
         &self,
         name: &str,

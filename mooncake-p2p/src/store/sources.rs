@@ -55,7 +55,7 @@ impl Sources {
         &self.names[source]
     }
 
-    /// Replaces the copies by those of the catalogue. Copies of this node are no sources.
+    /// Replaces the copies by those of the catalogue. The copies of this node are left out.
     pub(super) fn set_copies(&mut self, inner: &Inner, payload: &Payload) {
         self.addresses.clear();
         self.view.copies.clear();

@@ -143,8 +143,8 @@ impl Memory {
 
     pub(crate) fn random(sizes: &[usize], seed: u64) -> Self {
         let (memory, mut rng) = (Self::zeroed(sizes), Rng::seeded(seed));
-        for range in 0..sizes.len() {
-            let mut bytes = vec![0; sizes[range]];
+        for (range, size) in sizes.iter().enumerate() {
+            let mut bytes = vec![0; *size];
             rng.fill(&mut bytes);
             memory.write(range, &bytes);
         }
