@@ -51,6 +51,10 @@ impl MetadataBackend for Prefixed {
         self.inner.delete(&self.full(key)).await
     }
 
+    async fn delete_at(&self, key: &str, revision: u64) -> Result<()> {
+        self.inner.delete_at(&self.full(key), revision).await
+    }
+
     async fn list(&self, prefix: &str) -> Result<Vec<(String, MetaValue)>> {
         let found = self.inner.list(&self.full(prefix)).await?;
         let own =

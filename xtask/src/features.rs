@@ -16,6 +16,7 @@ const CRATES: &[&str] = &[
     "mooncake-shm",
     "mooncake-tcp",
     "mooncake-engine",
+    "mooncake-p2p",
     "mooncake-capi",
     "mooncake-protocol",
     "mooncake-master",

@@ -179,6 +179,14 @@ impl MetadataBackend for MemoryMetadata {
         Ok(self.lock_current().remove(key))
     }
 
+    async fn delete_at(&self, key: &str, revision: u64) -> Result<()> {
+        let mut state = self.lock_current();
+        let current = state.entries.get(key).map(|v| v.revision);
+        Expect::At(revision).check(key, current)?;
+        state.remove(key);
+        Ok(())
+    }
+
     async fn list(&self, prefix: &str) -> Result<Vec<(String, MetaValue)>> {
         let state = self.lock_current();
         Ok(state

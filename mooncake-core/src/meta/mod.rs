@@ -90,9 +90,10 @@ pub struct MetaEvent {
 /// Contract (the conformance suite has one case per sentence): a get after a put returns the value
 /// of the last put; a get of a key never put or deleted returns `None`; a put whose [`Expect`] does
 /// not hold fails with kind `AlreadyExists` and changes nothing; a delete returns whether the key
-/// was there; `list` returns exactly the keys with the prefix, in order; a watch delivers every
-/// change under its prefix made after it was opened, in order per key; keys may contain `/`, `:`,
-/// spaces and any other UTF-8.
+/// was there; a delete at a revision that the key does not have fails with kind `AlreadyExists` and
+/// changes nothing; `list` returns exactly the keys with the prefix, in order; a watch delivers
+/// every change under its prefix made after it was opened, in order per key; keys may contain `/`,
+/// `:`, spaces and any other UTF-8.
 #[async_trait]
 pub trait MetadataBackend: Debug + Send + Sync + 'static {
     /// Returns the abilities of the backend.
@@ -106,6 +107,16 @@ pub trait MetadataBackend: Debug + Send + Sync + 'static {
 
     /// Deletes a key. Returns whether it was there.
     async fn delete(&self, key: &str) -> Result<bool>;
+
+    /// Deletes a key that still has this revision.
+    ///
+    /// A backend whose [capabilities](Self::capabilities) are atomic overrides this method. The
+    /// present one reads the key and deletes it then, so that a write in between is lost.
+    async fn delete_at(&self, key: &str, revision: u64) -> Result<()> {
+        let current = self.get(key).await?.map(|current| current.revision);
+        Expect::At(revision).check(key, current)?;
+        self.delete(key).await.map(drop)
+    }
 
     /// Returns the keys with this prefix and their values, in key order.
     async fn list(&self, prefix: &str) -> Result<Vec<(String, MetaValue)>>;

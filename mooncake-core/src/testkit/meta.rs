@@ -56,7 +56,14 @@ async fn expectations(backend: &dyn MetadataBackend) {
     assert_ne!(first, second, "a put changes the revision");
     let stale = backend.put(key, "d".into(), Expect::At(first)).await.expect_err("the revision is old");
     assert_eq!(stale.kind(), ErrorKind::AlreadyExists, "a stale revision is AlreadyExists");
-    backend.delete(key).await.expect("delete");
+    let stale = backend.delete_at(key, first).await.expect_err("the revision is old");
+    assert_eq!(stale.kind(), ErrorKind::AlreadyExists, "a delete at a stale revision is AlreadyExists");
+    let now = backend.get(key).await.expect("get").expect("there");
+    assert_eq!((now.value.as_ref(), now.revision), (&b"c"[..], second), "a refused delete changes nothing");
+    backend.delete_at(key, second).await.expect("the revision holds");
+    assert!(backend.get(key).await.expect("get").is_none(), "a key deleted at its revision is None");
+    let absent = backend.delete_at(key, second).await.expect_err("the key is deleted");
+    assert_eq!(absent.kind(), ErrorKind::AlreadyExists, "a missing key does not have the revision");
 }
 
 async fn listing(backend: &dyn MetadataBackend) {

@@ -36,6 +36,7 @@ mod load;
 mod local_clients;
 mod master_program;
 mod mixed;
+mod p2p;
 mod partition;
 mod process;
 mod promised_memory;

@@ -23,6 +23,10 @@ const ANSWER: Duration = Duration::from_millis(3000);
 const SET_IF_SAME: &str =
     "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('SET', KEYS[1], ARGV[2]) return 1 end return 0";
 
+/// Script that deletes a key if it still has the value that was read, in one step.
+const DELETE_IF_SAME: &str =
+    "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0";
+
 /// Metadata directory in Redis. Runs on a tokio runtime.
 ///
 /// Redis has no revisions, so the revision of a value is its fingerprint. A put of the same value
@@ -126,14 +130,22 @@ impl MetadataBackend for RedisMetadata {
         if done {
             return Ok(fingerprint(&value));
         }
-        Err(Error::new(
-            ErrorCode::ObjectAlreadyExists,
-            format!("cannot set metadata key: its value has changed. key={key:?} expected={expect:?}"),
-        ))
+        Err(changed_error("set", key, expect))
     }
 
     async fn delete(&self, key: &str) -> Result<bool> {
         Ok(self.query::<u64>(cmd("DEL").arg(key)).await? > 0)
+    }
+
+    async fn delete_at(&self, key: &str, revision: u64) -> Result<()> {
+        if let Some(now) = self.get(key).await?.filter(|now| now.revision == revision) {
+            let mut script = cmd("EVAL");
+            script.arg(DELETE_IF_SAME).arg(1).arg(key).arg(&now.value[..]);
+            if self.query::<u8>(&script).await? == 1 {
+                return Ok(());
+            }
+        }
+        Err(changed_error("delete", key, Expect::At(revision)))
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<(String, MetaValue)>> {
@@ -180,6 +192,13 @@ fn literally(text: &str) -> String {
         pattern.push(c);
     }
     pattern
+}
+
+fn changed_error(verb: &str, key: &str, expect: Expect) -> Error {
+    Error::new(
+        ErrorCode::ObjectAlreadyExists,
+        format!("cannot {verb} metadata key: its value has changed. key={key:?} expected={expect:?}"),
+    )
 }
 
 fn failed(at: &HostPort, error: RedisError) -> Error {

@@ -102,6 +102,52 @@ pub(super) enum Task {
     Prefetch(PrefetchKeys),
     /// Objects: tell whether a key can be read, and why not
     Explain(Explain),
+    /// Files: distribute large files from node to node, without a master (P2P Store)
+    #[command(subcommand)]
+    P2p(P2p),
+}
+
+#[derive(Clone, Debug, Subcommand)]
+pub(super) enum P2p {
+    /// Serve a file until an interrupt
+    Seed(P2pSeed),
+    /// Read an object into a file
+    Get(P2pGet),
+    /// List objects
+    Ls(P2pLs),
+}
+
+#[derive(Clone, Debug, ClapArgs)]
+pub(super) struct P2pSeed {
+    /// File to serve; its bytes are copied to memory
+    pub(super) file: PathBuf,
+    /// Name of the object [default: the name of the file]
+    #[arg(long)]
+    pub(super) name: Option<String>,
+    /// Maximum size of a shard in bytes, which divides 4 GiB (1M, 64M, 1G, ..)
+    #[arg(long, value_name = "BYTES", default_value = "64M", value_parser = bytes)]
+    pub(super) shard_size: u64,
+    /// Replace another object of the same name
+    #[arg(long)]
+    pub(super) replace: bool,
+}
+
+#[derive(Clone, Debug, ClapArgs)]
+pub(super) struct P2pGet {
+    /// Name of the object
+    pub(super) name: String,
+    /// File to write; `FILE.part` holds the shards until all have arrived
+    pub(super) file: PathBuf,
+    /// Serve the object afterwards, until an interrupt
+    #[arg(long)]
+    pub(super) serve: bool,
+}
+
+#[derive(Clone, Debug, ClapArgs)]
+pub(super) struct P2pLs {
+    /// Prefix of the names to list
+    #[arg(default_value = "")]
+    pub(super) prefix: String,
 }
 
 #[derive(Clone, Debug, ClapArgs)]

@@ -12,6 +12,7 @@ mod local;
 mod misses;
 mod objects;
 mod output;
+mod p2p;
 mod prefetch;
 mod progress;
 mod session;
@@ -93,5 +94,6 @@ fn run_task(session: &Session, task: Task) -> Result<bool> {
         Task::Top(args) => top::show(session, &args).map(|()| true),
         Task::Bench(args) => bench::run(session, &args).map(|()| true),
         Task::Doctor(args) => doctor::examine(session, &args),
+        Task::P2p(task) => p2p::run(session, &task).map(|()| true),
     }
 }

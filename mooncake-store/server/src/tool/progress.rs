@@ -22,11 +22,16 @@ pub(super) struct Progress {
 
 impl Progress {
     pub(super) fn start(title: String) -> Self {
+        Self::start_with(move || title.clone())
+    }
+
+    /// Starts a progress whose title changes.
+    pub(super) fn start_with(title: impl Fn() -> String + Send + 'static) -> Self {
         let clock = SystemClock::shared();
         let begun = clock.now();
         let shown = std::io::stderr().is_terminal().then(|| {
             let ((end, ended), clock) = (channel(), clock.clone());
-            (end, std::thread::spawn(move || draw(&title, &ended, &clock, begun)))
+            (end, std::thread::spawn(move || draw(title, &ended, &clock, begun)))
         });
         Self { shown, clock, begun }
     }
@@ -54,11 +59,11 @@ impl Drop for Progress {
     }
 }
 
-fn draw(title: &str, ended: &Receiver<()>, clock: &SharedClock, begun: Moment) -> bool {
+fn draw(title: impl Fn() -> String, ended: &Receiver<()>, clock: &SharedClock, begun: Moment) -> bool {
     let mut shown = false;
     while let Err(RecvTimeoutError::Timeout) = ended.recv_timeout(PERIOD) {
         let seconds = clock.now().since(begun).as_secs_f64();
-        eprint!("\rmooncake: {title}, {seconds:.1} s ");
+        eprint!("\rmooncake: {}, {seconds:.1} s ", title());
         // A failure means that the terminal is gone.
         let _ = std::io::stderr().flush();
         shown = true;

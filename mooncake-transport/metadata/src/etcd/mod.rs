@@ -139,15 +139,24 @@ impl MetadataBackend for EtcdMetadata {
         if response["succeeded"] == true {
             return Ok(number(&response["header"]["revision"]));
         }
-        Err(Error::new(
-            ErrorCode::ObjectAlreadyExists,
-            format!("cannot set metadata key: its value has changed. key={key:?} expected={expect:?}"),
-        ))
+        Err(changed_error("set", key, expect))
     }
 
     async fn delete(&self, key: &str) -> Result<bool> {
         let response = self.post("kv/deleterange", &json!({"key": encode(key)})).await?;
         Ok(number(&response["deleted"]) > 0)
+    }
+
+    async fn delete_at(&self, key: &str, revision: u64) -> Result<()> {
+        let key64 = encode(key);
+        // etcd compares an absent key as one of revision 0, which no present key has.
+        let compare = json!([{"key": key64, "target": "MOD", "result": "EQUAL", "mod_revision": revision.max(1).to_string()}]);
+        let delete = json!({"request_delete_range": {"key": key64}});
+        let response = self.post("kv/txn", &json!({"compare": compare, "success": [delete]})).await?;
+        if response["succeeded"] == true {
+            return Ok(());
+        }
+        Err(changed_error("delete", key, Expect::At(revision)))
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<(String, MetaValue)>> {
@@ -303,6 +312,13 @@ fn is_timeout(error: &std::io::Error) -> bool {
     let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<ureq::Error>());
     matches!(inner, Some(ureq::Error::Timeout(_)))
         || matches!(error.kind(), std::io::ErrorKind::TimedOut | std::io::ErrorKind::WouldBlock)
+}
+
+fn changed_error(verb: &str, key: &str, expect: Expect) -> Error {
+    Error::new(
+        ErrorCode::ObjectAlreadyExists,
+        format!("cannot {verb} metadata key: its value has changed. key={key:?} expected={expect:?}"),
+    )
 }
 
 fn encode(bytes: impl AsRef<[u8]>) -> String {

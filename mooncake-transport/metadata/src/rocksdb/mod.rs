@@ -102,6 +102,11 @@ impl MetadataBackend for RocksMetadata {
         self.with(move |state| state.delete(&key)).await
     }
 
+    async fn delete_at(&self, key: &str, revision: u64) -> Result<()> {
+        let key = key.to_owned();
+        self.with(move |state| state.delete_at(&key, revision)).await
+    }
+
     async fn list(&self, prefix: &str) -> Result<Vec<(String, MetaValue)>> {
         let prefix = prefix.to_owned();
         self.with(move |state| state.opened()?.list(&prefix)).await
@@ -260,6 +265,12 @@ impl State {
         let Some(current) = self.opened()?.get(key)? else { return Ok(false) };
         self.change(key, Some(current.revision), None)?;
         Ok(true)
+    }
+
+    fn delete_at(&mut self, key: &str, revision: u64) -> Result<()> {
+        let current = self.opened()?.get(key)?.map(|value| value.revision);
+        Expect::At(revision).check(key, current)?;
+        self.change(key, current, None).map(drop)
     }
 
     /// Applies a permitted change to a key of this revision. Returns the number of the change.
