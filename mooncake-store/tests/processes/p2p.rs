@@ -88,7 +88,7 @@ async fn files_travel_from_node_to_node() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert!(std::fs::read(&late).unwrap() == bytes);
     server.signal("-TERM");
-    assert!(server.0.wait().unwrap().success());
+    assert!(server.ended().success());
 
     let missing = cluster.command("127.0.0.7", &["get", "other", text(&cluster.path("f"))]).output().unwrap();
     assert_eq!(missing.status.code(), Some(1));
