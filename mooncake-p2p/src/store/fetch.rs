@@ -1,6 +1,6 @@
 //! Read of an object: runs the schedule, enters shards that have arrived, and ends in order.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use futures::future::BoxFuture;
@@ -27,6 +27,7 @@ use crate::schedule::{Choice, Outcome, Schedule};
 enum Event {
     Read(ShardRead),
     Refreshed(Result<(Option<Entry>, Vec<SlotOfSource>)>),
+    Freed,
     Entered { restarts: u32, shards: Vec<usize>, result: Result<Option<Entry>> },
 }
 
@@ -40,9 +41,19 @@ struct ShardRead {
 /// Success of a read of a shard.
 enum Arrival {
     /// The bytes are there. `stated` are the checksums that the source stated, if they were read.
-    Read { crc64: u64, stated: Option<ChecksumRecord> },
+    Read { crc64: u64, stated: Option<ChecksumRecord>, held: SlotOfSource },
+    /// The reader chose the shard without knowledge of other readers. The slot is free again.
+    Outdated,
     /// Another reader took the slot first.
     SlotTaken,
+}
+
+/// Copies of a shard at other nodes and reads in progress by other readers, as a reader knew them
+/// when it chose the shard.
+#[derive(Clone, Copy)]
+struct Seen {
+    copies: usize,
+    reads: usize,
 }
 
 /// Read of an object in progress.
@@ -60,10 +71,16 @@ struct Fetch {
     /// Checksums of the shards as a source stated them.
     stated: Vec<Option<u64>>,
     is_entered: Vec<bool>,
+    /// Slots of shards that have arrived and are not entered yet, by shard.
+    held: HashMap<usize, SlotOfSource>,
+    /// Slots to be freed.
+    ended: Vec<SlotOfSource>,
     arrived_bytes: u64,
     is_entering: bool,
     is_refreshing: bool,
     needs_refresh: bool,
+    /// True from an outdated choice to the next refresh.
+    is_outdated: bool,
     /// True from a failure of the metadata service to the next tick.
     is_waiting: bool,
     /// Number of restarts. An entry of shards that began before a restart has no effect.
@@ -114,30 +131,74 @@ impl Inner {
         Ok(())
     }
 
-    /// Reads a shard in a slot of its source.
+    /// Reads a shard in a slot of its source. The slot of a shard that has arrived stays taken
+    /// until the shard is entered, so that other readers see one or the other.
     async fn read_in_slot(
         &self,
-        (source, slot, address): (&str, usize, u64),
+        (source, slot, address): (String, usize, u64),
         read: ReadRecord,
+        seen: Option<Seen>,
         memory: SliceMut<TransportSet>,
         expected: Option<u64>,
     ) -> (Result<Arrival>, SliceMut<TransportSet>) {
-        let revision = match self.bounded("take a slot", self.records.take_slot(source, slot, &read)).await {
+        let taken = self.bounded("take a slot", self.records.take_slot(&source, slot, &read)).await;
+        let revision = match taken {
             Ok(Some(revision)) => revision,
             Ok(None) => return (Ok(Arrival::SlotTaken), memory),
             Err(error) => return (Err(error), memory),
         };
-        let (result, memory) = self.transfer(source, address, memory).await;
-        let freed = self.bounded("free a slot", self.records.free_slot(source, slot, revision)).await;
+        let held = SlotOfSource { source, slot, revision, read };
+        if let Some(seen) = seen
+            && self.is_outdated(&held, seen).await
+        {
+            self.free_slot(&held).await;
+            return (Ok(Arrival::Outdated), memory);
+        }
+        let (result, memory) = self.transfer(&held.source, address, memory).await;
+        let (result, memory) = match result {
+            Ok(()) => self.verify(&held, memory, expected).await,
+            Err(error) => {
+                // The next read looks the source up again.
+                self.engine.forget(&held.source);
+                (Err(error), memory)
+            }
+        };
+        match result {
+            Ok((crc64, stated)) => (Ok(Arrival::Read { crc64, stated, held }), memory),
+            Err(error) => {
+                self.free_slot(&held).await;
+                (Err(error), memory)
+            }
+        }
+    }
+
+    async fn free_slot(&self, held: &SlotOfSource) {
+        let SlotOfSource { source, slot, revision, .. } = held;
+        let freed = self.bounded("free a slot", self.records.free_slot(source, *slot, *revision)).await;
         if let Err(error) = freed {
             tracing::warn!(source, slot, %error, "slot not freed; it is freed at the next refresh");
         }
-        if let Err(error) = result {
-            // The next read looks the source up again.
-            self.engine.forget(source);
-            return (Err(error), memory);
-        }
-        self.verify(source, &read, memory, expected).await
+    }
+
+    /// Returns whether other readers had begun to read the shard before this reader took the slot,
+    /// or have it, and this reader has not seen that. Another shard may be rarer then.
+    async fn is_outdated(&self, held: &SlotOfSource, seen: Seen) -> bool {
+        let ReadRecord { name, shard, .. } = &held.read;
+        // A read that ends meanwhile is in the reads or in the catalogue.
+        let present = async {
+            let reads = self.records.reads().await?;
+            Ok((reads, self.catalogue.read(name).await?))
+        };
+        let Ok((reads, Some(entry))) = self.bounded("read object", present).await else { return false };
+        let is_earlier = |other: &&SlotOfSource| {
+            let ReadRecord { reader, name: other_name, shard: other_shard } = &other.read;
+            (other_name, other_shard) == (name, shard)
+                && *reader != self.segment
+                && other.revision < held.revision
+        };
+        let is_other = |(location, _): &(&Location, Role)| location.segment_name != self.segment;
+        let copies = entry.payload.shards.get(*shard).map_or(0, |s| s.locations().filter(is_other).count());
+        copies > seen.copies || reads.iter().filter(is_earlier).count() > seen.reads
     }
 
     async fn transfer(
@@ -157,11 +218,11 @@ impl Inner {
     /// source unless it is known.
     async fn verify(
         &self,
-        source: &str,
-        read: &ReadRecord,
+        held: &SlotOfSource,
         memory: SliceMut<TransportSet>,
         expected: Option<u64>,
-    ) -> (Result<Arrival>, SliceMut<TransportSet>) {
+    ) -> (Result<(u64, Option<ChecksumRecord>)>, SliceMut<TransportSet>) {
+        let (source, read) = (held.source.as_str(), &held.read);
         let stated = match expected {
             Some(_) => None,
             None => match self.bounded("read checksums", self.records.checksums(&read.name, source)).await {
@@ -190,7 +251,7 @@ impl Inner {
                 );
                 (Err(error), memory)
             }
-            _ => (Ok(Arrival::Read { crc64, stated }), memory),
+            _ => (Ok((crc64, stated)), memory),
         }
     }
 }
@@ -216,10 +277,13 @@ impl Fetch {
             own: vec![None; count],
             stated: vec![None; count],
             is_entered: vec![false; count],
+            held: HashMap::new(),
+            ended: Vec::new(),
             arrived_bytes: 0,
             is_entering: false,
             is_refreshing: false,
             needs_refresh: true,
+            is_outdated: false,
             is_waiting: false,
             restarts: 0,
             last_error: None,
@@ -252,7 +316,13 @@ impl Fetch {
         while let Some(event) = events.next().await {
             if let Event::Read(read) = event {
                 self.memory[read.choice.shard] = Some(read.memory);
+                if let Ok(Arrival::Read { held, .. }) = read.result {
+                    self.ended.push(held);
+                }
             }
+        }
+        for held in self.held.drain().map(|(_, held)| held).chain(self.ended.drain(..)) {
+            self.inner.free_slot(&held).await;
         }
         result
     }
@@ -266,6 +336,7 @@ impl Fetch {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             self.begin_refresh(events);
+            self.begin_frees(events);
             self.begin_entry(events);
             self.begin_reads(events);
             if self.is_entered.iter().all(|is_entered| *is_entered) {
@@ -293,13 +364,14 @@ impl Fetch {
     fn handle(&mut self, event: Event) -> Result<bool> {
         match event {
             Event::Read(read) => Ok(self.end_read(read)),
+            Event::Freed => Ok(false),
             Event::Refreshed(result) => {
-                self.is_refreshing = false;
+                (self.is_refreshing, self.is_outdated) = (false, false);
                 match result {
                     Ok((Some(entry), reads)) => {
                         self.apply(entry)?;
                         let name = self.known.name.clone();
-                        for unused in self.sources.set_reads(&self.inner, &name, reads) {
+                        for unused in self.sources.set_reads(&self.inner, &name, reads, &self.held) {
                             self.free_unused(unused);
                         }
                         if let Some(shard) = self.schedule.refused_shard(&self.sources.view) {
@@ -321,6 +393,7 @@ impl Fetch {
                     Ok(Some(entry)) => {
                         for shard in shards {
                             self.is_entered[shard] = true;
+                            self.release_slot(shard);
                         }
                         self.apply(entry)?;
                     }
@@ -362,6 +435,7 @@ impl Fetch {
         tracing::warn!(name = self.known.name, "object was replaced during the read; reading it again");
         self.schedule.restart();
         self.restarts += 1;
+        (0..self.locations.len()).for_each(|shard| self.release_slot(shard));
         self.own.fill(None);
         self.stated.fill(None);
         self.is_entered.fill(false);
@@ -384,10 +458,33 @@ impl Fetch {
         (self.is_refreshing, self.needs_refresh) = (true, false);
         let (inner, name) = (self.inner.clone(), self.known.name.clone());
         let refresh = async move {
-            let read = async { Ok((inner.catalogue.read(&name).await?, inner.records.reads().await?)) };
+            // A read that ends meanwhile is in the reads or in the catalogue.
+            let read = async {
+                let reads = inner.records.reads().await?;
+                Ok((inner.catalogue.read(&name).await?, reads))
+            };
             Event::Refreshed(inner.bounded("read object", read).await)
         };
         events.push(refresh.boxed());
+    }
+
+    fn begin_frees(&mut self, events: &mut Events) {
+        for held in self.ended.drain(..) {
+            let inner = self.inner.clone();
+            let free = async move {
+                inner.free_slot(&held).await;
+                Event::Freed
+            };
+            events.push(free.boxed());
+        }
+    }
+
+    /// Releases the slot of a shard that has arrived.
+    fn release_slot(&mut self, shard: usize) {
+        if let Some(held) = self.held.remove(&shard) {
+            self.sources.free_slot(shard);
+            self.ended.push(held);
+        }
     }
 
     /// Enters all shards that have arrived since the last entry.
@@ -414,7 +511,7 @@ impl Fetch {
     }
 
     fn begin_reads(&mut self, events: &mut Events) {
-        if self.is_waiting {
+        if self.is_waiting || self.is_outdated {
             return;
         }
         let now = self.inner.engine.clock().now();
@@ -423,12 +520,12 @@ impl Fetch {
             let slot = self.sources.choose_slot(choice, slots, &mut self.rng);
             let (Some(slot), Some(address)) = (slot, self.sources.address(choice)) else {
                 // The slots are numbered beyond the limit of this node.
-                self.sources.free_slot(choice);
+                self.sources.free_slot(choice.shard);
                 self.schedule.finish(choice, Outcome::NotBegun);
                 return;
             };
             let Some(memory) = self.memory[choice.shard].take() else {
-                self.sources.free_slot(choice);
+                self.sources.free_slot(choice.shard);
                 self.schedule.finish(choice, Outcome::NotBegun);
                 return;
             };
@@ -436,9 +533,15 @@ impl Fetch {
             let (reader, name) = (inner.segment.clone(), self.known.name.clone());
             let read = ReadRecord { reader, name, shard: choice.shard };
             let expected = self.stated[choice.shard];
+            let seen = self.sources.view.copies.get(choice.shard).and_then(|copies| {
+                let reads = self.sources.view.reads.iter().filter(|read| read.shard == Some(choice.shard));
+                // Only reads from seeders need be few.
+                let is_rare = copies.iter().all(|copy| copy.role == Role::Gold);
+                is_rare.then_some(Seen { copies: copies.len(), reads: reads.count() })
+            });
             let read = async move {
-                let at = (source.as_str(), slot, address);
-                let (result, memory) = inner.read_in_slot(at, read, memory, expected).await;
+                let at = (source, slot, address);
+                let (result, memory) = inner.read_in_slot(at, read, seen, memory, expected).await;
                 Event::Read(ShardRead { choice, memory, result })
             };
             events.push(read.boxed());
@@ -456,6 +559,10 @@ impl Fetch {
                 self.sources.slot_was_taken(choice);
                 Outcome::NotBegun
             }
+            Ok(Arrival::Outdated) => {
+                self.is_outdated = true;
+                Outcome::NotBegun
+            }
             Ok(Arrival::Read { .. }) => {
                 self.sources.worked(choice.source);
                 Outcome::Arrived
@@ -466,10 +573,13 @@ impl Fetch {
                 Outcome::Failed { until: self.sources.failed(choice.source, now, &mut self.rng) }
             }
         };
-        self.sources.free_slot(choice);
         let has_arrived = self.schedule.finish(choice, outcome);
+        if !has_arrived {
+            self.sources.free_slot(choice.shard);
+        }
         match result {
-            Ok(Arrival::Read { crc64, stated }) if has_arrived => {
+            Ok(Arrival::Read { crc64, stated, held }) if has_arrived => {
+                self.held.insert(shard, held);
                 self.own[shard] = Some(crc64);
                 for (known, stated) in self.stated.iter_mut().zip(stated.unwrap_or_default().crc64) {
                     *known = known.or(stated);
@@ -477,6 +587,7 @@ impl Fetch {
                 self.arrived_bytes += bytes;
                 self.report();
             }
+            Ok(Arrival::Read { held, .. }) => self.ended.push(held),
             Err(error) => {
                 let source = self.sources.name(choice.source);
                 tracing::warn!(name = self.known.name, shard, source, %error, "shard not read");

@@ -84,6 +84,7 @@ impl Sources {
         inner: &Inner,
         name: &str,
         reads: Vec<SlotOfSource>,
+        held: &HashMap<usize, SlotOfSource>,
     ) -> Vec<SlotOfSource> {
         self.taken.clear();
         self.view.reads.clear();
@@ -94,6 +95,8 @@ impl Sources {
             if is_of_object && read.read.reader == inner.segment {
                 if self.own.get(&read.read.shard) != Some(&(source, read.slot)) {
                     unused.push(read);
+                } else if held.contains_key(&read.read.shard) {
+                    self.view.reads.push(OtherRead { source, shard: None, is_own_host: false });
                 }
                 continue;
             }
@@ -122,9 +125,9 @@ impl Sources {
         Some(slot)
     }
 
-    /// Notes that the slot of a read is free again.
-    pub(super) fn free_slot(&mut self, choice: Choice) {
-        self.own.remove(&choice.shard);
+    /// Notes that the slot for a shard is free again.
+    pub(super) fn free_slot(&mut self, shard: usize) {
+        self.own.remove(&shard);
     }
 
     /// Notes that another reader took the slot first.
