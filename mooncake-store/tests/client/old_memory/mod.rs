@@ -6,18 +6,16 @@
 //! Calls are dropped at any await. Segments leave, and others come.
 //!
 //! `MOONCAKE_OLD_MEMORY_OPERATIONS` sets the number of operations of the first test. Ten tests make
-//! 100,000 operations together, from seeds of their own.
+//! 10,000 operations together, from seeds of their own, and 100,000 by night.
 
 mod expected;
 mod operations;
 mod stage;
 
-use mooncake_core::testkit::test_seed;
+use mooncake_core::testkit::{effort, test_seed};
 
 use self::stage::Stage;
 
-/// Number of operations of one test, if the environment does not name another.
-const OPERATIONS: u64 = 10_000;
 /// Number of operations in which each event occurs.
 const ENOUGH: u64 = 20_000;
 /// Number of operations of one cluster.
@@ -82,11 +80,16 @@ impl Seen {
     }
 }
 
+/// Returns the number of operations of one test.
+fn usual() -> u64 {
+    effort(1_000, 10_000)
+}
+
 /// Returns the number of operations that the environment names.
 #[allow(clippy::disallowed_methods, reason = "a setting of the test")]
 fn operations() -> u64 {
     let count = std::env::var("MOONCAKE_OLD_MEMORY_OPERATIONS").ok();
-    count.map_or(OPERATIONS, |text| text.parse().expect("a number of operations"))
+    count.map_or_else(usual, |text| text.parse().expect("a number of operations"))
 }
 
 #[tokio::test]
@@ -99,7 +102,7 @@ macro_rules! more {
     ($($test:ident = $number:literal;)*) => {$(
         #[tokio::test]
         async fn $test() {
-            run(test_seed() + $number * SEEDS, OPERATIONS).await;
+            run(test_seed() + $number * SEEDS, usual()).await;
         }
     )*};
 }
