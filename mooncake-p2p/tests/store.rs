@@ -13,8 +13,10 @@ use mooncake_core::meta::{Expect, MetadataBackend};
 use mooncake_core::testkit::test_seed;
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_engine::TransferEngine;
-use mooncake_p2p::{GetOptions, P2pOptions, P2pStore, Payload, RegisterOptions, Role};
+use mooncake_p2p::{GetOptions, GetProgress, P2pOptions, P2pStore, Payload, RegisterOptions, Role};
+use nodes::silent::Silent;
 use nodes::{Cluster, Memory, SHARD, patiently};
+use tokio::sync::watch;
 
 const SIZES: [usize; 2] = [5 * SHARD + 100, 2 * SHARD];
 const SHARDS: usize = 8;
@@ -200,6 +202,27 @@ async fn a_dropped_read_leaves_nothing() {
         .await
         .unwrap();
     assert!(read(&reader, "a").await.unwrap() == bytes, "the name is free again");
+}
+
+/// A cancelled read waits once for a service that does not respond, and not once for each slot.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn slots_of_a_cancelled_read_are_freed_together() {
+    let cluster = Cluster::new();
+    let seeder = cluster.node().await;
+    seed(&seeder, "a").await;
+    let service = Arc::new(Silent::new(cluster.backend.clone()));
+    let limits = P2pOptions { catalogue_timeout: Duration::from_secs(1), ..P2pOptions::default() };
+    let reader = P2pStore::open_with(cluster.engine().await, service.clone(), limits).await.unwrap();
+    let (arrived, mut shards) = watch::channel(0);
+    let on_progress = move |progress: GetProgress| drop(arrived.send_replace(progress.arrived_bytes));
+    let options = GetOptions { resume: false, on_progress: Some(Arc::new(on_progress)) };
+    let sources = Memory::zeroed(&SIZES).sources();
+    let call = tokio::spawn(async move { reader.get_replica("a", sources, options).await });
+    // No shard can be entered, so the slots of those that have arrived stay taken.
+    let enough = shards.wait_for(|bytes| *bytes >= 3 * SHARD as u64);
+    patiently("three shards", enough).await.unwrap();
+    call.abort();
+    patiently("the end of three slots", service.wait_for_ends(3)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

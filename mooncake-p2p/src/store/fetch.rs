@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use futures::future::BoxFuture;
+use futures::future::{BoxFuture, join_all};
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};
 use mooncake_core::clock::Rng;
@@ -321,9 +321,8 @@ impl Fetch {
                 }
             }
         }
-        for held in self.held.drain().map(|(_, held)| held).chain(self.ended.drain(..)) {
-            self.inner.free_slot(&held).await;
-        }
+        let held: Vec<_> = self.held.drain().map(|(_, held)| held).chain(self.ended.drain(..)).collect();
+        join_all(held.iter().map(|held| self.inner.free_slot(held))).await;
         result
     }
 

@@ -1,5 +1,7 @@
 //! Nodes of one process with a catalogue in memory, and memory that tests inspect.
 
+pub(crate) mod silent;
+
 use std::future::Future;
 use std::ops::Range;
 use std::sync::Arc;
