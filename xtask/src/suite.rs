@@ -248,13 +248,13 @@ struct Running {
 }
 
 impl Running {
-    /// Returns whether the part has passed, once it has ended. A part without output for too long
-    /// is killed; the description of its processes and its unfinished tests become part of its
-    /// output.
-    fn poll(&mut self, silence: Duration) -> Result<Option<bool>> {
+    /// Returns the outcome of the part once it has ended: the reason if it has not passed. A part
+    /// without output for too long is killed; the description of its processes and its unfinished
+    /// tests become part of its output.
+    fn poll(&mut self, silence: Duration) -> Result<Option<Result>> {
         let fault = |error| format!("cannot wait for {}: {error}", self.job.name);
         if let Some(status) = self.child.try_wait().map_err(fault)? {
-            return Ok(Some(status.success()));
+            return Ok(Some(if status.success() { Ok(()) } else { Err(status.to_string()) }));
         }
         let length = std::fs::metadata(self.job.log()).map_or(0, |file| file.len());
         if length != self.heard.0 {
@@ -272,14 +272,14 @@ impl Running {
         unfinished_tests(&self.job.output()).iter().for_each(|test| report += &format!("    {test}\n"));
         let mut log = File::options().append(true).open(self.job.log()).map_err(fault)?;
         log.write_all(report.as_bytes()).map_err(fault)?;
-        Ok(Some(false))
+        Ok(Some(Err(format!("no output for {} s", silence.as_secs()))))
     }
 
     /// Waits until the part has ended. Returns whether it has passed.
     fn wait(&mut self) -> Result<bool> {
         loop {
-            if let Some(has_passed) = self.poll(SILENCE)? {
-                return Ok(has_passed);
+            if let Some(outcome) = self.poll(SILENCE)? {
+                return Ok(outcome.is_ok());
             }
             std::thread::sleep(POLL);
         }
@@ -304,20 +304,21 @@ fn run(jobs: Vec<Job>, mut times: Times) -> Result {
         std::thread::sleep(POLL);
         let mut still = Vec::new();
         for mut one in running {
-            let Some(has_passed) = one.poll(SILENCE)? else {
+            let Some(outcome) = one.poll(SILENCE)? else {
                 still.push(one);
                 continue;
             };
             done += 1;
             let took = one.started.elapsed();
-            let verdict = if has_passed { "ok    " } else { "FAILED" };
+            let verdict = if outcome.is_ok() { "ok    " } else { "FAILED" };
             println!("{done:3}/{parts} {verdict} {:6.1} s  {}", took.as_secs_f32(), one.job.name);
-            if has_passed {
-                times.set(one.job.name, took);
-            } else {
-                let said = one.job.output();
-                println!("\n{said}\n{} failed", one.job.name);
-                failed.push((one.job, said));
+            match outcome {
+                Ok(()) => times.set(one.job.name, took),
+                Err(reason) => {
+                    let said = one.job.output();
+                    println!("\n{said}\n{}: {reason}", one.job.name);
+                    failed.push((one.job, said));
+                }
             }
         }
         running = still;
@@ -388,9 +389,9 @@ fn failed_tests(said: &str) -> Vec<String> {
 
 /// Returns the names of the tests that a test program has reported as slow, and not as ended.
 fn unfinished_tests(said: &str) -> Vec<String> {
-    let named = |line: &str| line.strip_prefix("test ").map(str::to_owned);
-    let slow = said.lines().filter_map(|line| named(line.split_once(" has been running for over ")?.0));
-    let ended: Vec<String> = said.lines().filter_map(|line| named(line.rsplit_once(" ... ")?.0)).collect();
+    let test_of = |start: &str| start.strip_prefix("test ").map(str::to_owned);
+    let slow = said.lines().filter_map(|line| test_of(line.split_once(" has been running for over ")?.0));
+    let ended: Vec<String> = said.lines().filter_map(|line| test_of(line.rsplit_once(" ... ")?.0)).collect();
     slow.filter(|name| !ended.contains(name)).collect()
 }
 
@@ -506,7 +507,7 @@ mod tests {
         while std::fs::read(running.job.log()).unwrap().is_empty() {
             assert_eq!(running.poll(SILENCE), Ok(None));
         }
-        assert_eq!(running.poll(Duration::ZERO), Ok(Some(false)));
+        assert!(matches!(running.poll(Duration::ZERO), Ok(Some(Err(_)))));
         let said = running.job.output();
         std::fs::remove_file(running.job.log()).unwrap();
         assert!(said.contains("no output for") && said.contains(": sleep 600"), "{said}");
