@@ -8,11 +8,11 @@ use std::net::Ipv4Addr;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use mooncake_benches::local_master;
 use mooncake_core::Clock;
 use mooncake_core::clock::SystemClock;
 use mooncake_core::error::Result;
 use mooncake_store::client::{Client, ClientBuilder, PutOptions, ReadInto};
-use mooncake_store::config::MasterConfig;
 use mooncake_store::local::{LocalClient, LocalConfig, LocalRead, LocalServer, LocalServerConfig};
 use mooncake_store::server::MasterServer;
 use mooncake_store::transport_set::TransportSet;
@@ -40,14 +40,7 @@ fn member(master: &str) -> ClientBuilder {
 }
 
 async fn serve(path: String) -> Result<()> {
-    let mut config = MasterConfig {
-        rpc_address: "127.0.0.1".into(),
-        rpc_port: 0,
-        metrics_host: "127.0.0.1".into(),
-        metrics_port: 0,
-        metric_reporting: false,
-        ..MasterConfig::default()
-    };
+    let mut config = local_master();
     config.options.lease_ttl = Duration::from_secs(5);
     let master = MasterServer::start(config).await?;
     let address = master.addresses().rpc.to_string();

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use mooncake_benches::local_master;
 use mooncake_core::Clock;
 use mooncake_core::clock::{Rng, SystemClock};
 use mooncake_core::error::Result;
 use mooncake_store::client::{Client, ClientBuilder, PutOutcome};
-use mooncake_store::config::MasterConfig;
 use mooncake_store::server::MasterServer;
 use tokio::runtime::Builder;
 use tokio::task::JoinHandle;
@@ -85,14 +85,7 @@ async fn measure() -> Result<()> {
 impl Pool {
     /// Starts a cluster whose look-ups protect for this time.
     async fn start(protection: Option<Duration>) -> Result<Self> {
-        let mut config = MasterConfig {
-            rpc_address: "127.0.0.1".into(),
-            rpc_port: 0,
-            metrics_host: "127.0.0.1".into(),
-            metrics_port: 0,
-            metric_reporting: false,
-            ..MasterConfig::default()
-        };
+        let mut config = local_master();
         config.options.lease_ttl = LEASE;
         config.options.look_up_protection = protection;
         config.options.high_watermark = 1.0;

@@ -3,11 +3,11 @@
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use mooncake_benches::local_master;
 use mooncake_benches::peer::Result;
 use mooncake_core::Clock;
 use mooncake_core::clock::SystemClock;
 use mooncake_store::client::{Client, PutOptions, ReadInto};
-use mooncake_store::config::MasterConfig;
 use mooncake_store::server::MasterServer;
 use mooncake_store::transport_set::TransportSet;
 use mooncake_transport::{Slice, SliceMut};
@@ -24,14 +24,7 @@ pub(crate) fn master(lease_ms: u64) -> Result<()> {
     let runtime =
         Builder::new_multi_thread().worker_threads(2).enable_all().build().map_err(|e| e.to_string())?;
     runtime.block_on(async {
-        let mut config = MasterConfig {
-            rpc_address: "127.0.0.1".into(),
-            rpc_port: 0,
-            metrics_host: "127.0.0.1".into(),
-            metrics_port: 0,
-            metric_reporting: false,
-            ..MasterConfig::default()
-        };
+        let mut config = local_master();
         config.options.lease_ttl = Duration::from_millis(lease_ms);
         let server = MasterServer::start(config).await.map_err(|e| e.to_string())?;
         println!("{}", server.addresses().rpc);
