@@ -214,7 +214,9 @@ async fn slots_of_a_cancelled_read_are_freed_together() {
     let limits = P2pOptions { catalogue_timeout: Duration::from_secs(1), ..P2pOptions::default() };
     let reader = P2pStore::open_with(cluster.engine().await, service.clone(), limits).await.unwrap();
     let (arrived, mut shards) = watch::channel(0);
-    let on_progress = move |progress: GetProgress| drop(arrived.send_replace(progress.arrived_bytes));
+    let on_progress = move |progress: GetProgress| {
+        arrived.send_replace(progress.arrived_bytes);
+    };
     let options = GetOptions { resume: false, on_progress: Some(Arc::new(on_progress)) };
     let sources = Memory::zeroed(&SIZES).sources();
     let call = tokio::spawn(async move { reader.get_replica("a", sources, options).await });
