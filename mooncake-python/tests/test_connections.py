@@ -25,7 +25,7 @@ from mooncake.mooncake_store_service import MooncakeStoreService  # noqa: E402
 
 SETTINGS = MooncakeConfig("h", "P2PHANDSHAKE", 0, 0, "tcp", "", "h:1")
 PLACES = 4
-SOON_S = 60.0
+SOON_S = 10.0
 KINDS = {
     "silent": b"",
     "half a header": b"PUT /echo HT",

@@ -17,7 +17,7 @@ use mooncake_core::testkit::{effort, test_seed};
 use self::stage::Stage;
 
 /// Number of operations in which each event occurs.
-const ENOUGH: u64 = 20_000;
+const ENOUGH: u64 = 10_000;
 /// Number of operations of one cluster.
 const PER_CLUSTER: u64 = 1_500;
 /// Number of seeds from the first one of a test to that of the next one.
