@@ -457,3 +457,68 @@ def test_a_named_type_refuses_what_it_cannot_hold(dtype, kept, refused):
                 transfer.put({"non_tensor_batch": {"field": given}}, field_schemas=schemas)
     rounded = transfer.put({"non_tensor_batch": {"field": [0.1]}}, field_schemas={"field": FieldSchema("ndarray", metadata={"dtype": "float32"})})
     assert transfer.get(rounded)["non_tensor_batch"]["field"][0] == float(np.float32(0.1))
+
+
+@pytest.mark.parametrize("shape", ["list", "tuple", "dict", "deep", "with arrays", "with numbers", "objects"])
+def test_tensors_inside_rows_are_tensors_again_or_refused(shape):
+    torch = pytest.importorskip("torch")
+    for tensor in (torch.ones(2), torch.tensor(3), torch.zeros(0), torch.ones(2, 2, dtype=torch.complex64).T):
+        values = {
+            "list": [[tensor], [tensor, tensor]],
+            "tuple": [(tensor,), (tensor, tensor)],
+            "dict": [{"a": [tensor, tensor], "b": b"x"}],
+            "deep": [[[tensor]]],
+            "with arrays": [np.ones(2), [tensor]],
+            "with numbers": [[tensor, 2]],
+            "objects": objects([[tensor], [tensor, tensor]]),
+        }[shape]
+        store = Fake()
+        transfer = MooncakeBundleTransfer(store)
+        try:
+            ref = transfer.put({"non_tensor_batch": {"field": values if shape == "objects" else objects(values)}})
+        except (TypeError, ValueError) as error:
+            assert "field" in str(error) and not store.values
+            continue
+        got = transfer.get(json.loads(json.dumps(export_ref(ref))))["non_tensor_batch"]["field"]
+        assert all(map(identical_with_tensors, got, values)), (got, values)
+
+
+def identical_with_tensors(one: Any, other: Any) -> bool:
+    import torch
+
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(identical_with_tensors, one, other))
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(identical_with_tensors(one[key], other[key]) for key in one)
+    return identical(one, other)
+
+
+class Word(str):
+    """Word of a program."""
+
+
+@pytest.mark.parametrize("key", [np.str_("a"), Word("a")], ids=["numpy", "own"])
+def test_keys_of_another_class_than_str_are_refused(key):
+    with pytest.raises((TypeError, ValueError), match="field"):
+        MooncakeBundleTransfer(Fake()).put({"non_tensor_batch": {"field": objects([{key: np.arange(2)}])}})
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.rec.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f8")]),
+        np.ones((1, 2)).view(np.matrix),
+        np.char.array([b"a", b"b"]),
+    ],
+    ids=["recarray", "matrix", "chararray"],
+)
+@pytest.mark.parametrize("section", ["batch", "non_tensor_batch"])
+def test_arrays_whose_class_would_be_lost_are_refused(section, array):
+    store = Fake()
+    with pytest.raises(TypeError, match="field.*class would be lost"):
+        MooncakeBundleTransfer(store).put({section: {"field": array}})
+    assert not store.values

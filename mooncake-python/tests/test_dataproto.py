@@ -346,6 +346,9 @@ def test_invalid_handles(transfer):
         transfer.get({"manifest_key": "x"})
     with pytest.raises(TypeError, match="JSON-safe"):
         export_ref(transfer.put({"batch": {"x": np.arange(2)}, "meta_info": {"a": object()}}))
+    for value, name in [({1: "a", "1": "b"}, "meta_info.a"), ([{None: 1}], r"meta_info.a\[0\]"), (np.timedelta64(5, "ns"), "meta_info.a")]:
+        with pytest.raises(TypeError, match=name):
+            export_ref(transfer.put({"batch": {"x": np.arange(2)}, "meta_info": {"a": value}}))
     wrong = json.loads(json.dumps(handle))
     wrong["encoded_non_tensor"]["words"]["codec"] = "what"
     with pytest.raises(ValueError, match="codec"):

@@ -53,16 +53,27 @@ def is_dataproto_ref_handle(value: Any) -> bool:
     return isinstance(value, Mapping) and value.get("type") == HANDLE
 
 
-def _json_safe(value: Any) -> Any:
+def _json_safe(value: Any, name: str) -> Any:
+    """Returns a value as JSON has it: tuples as lists, and numbers of numpy as Python's.
+
+    Raises `TypeError` with the name of a value that JSON does not have.
+    """
     if value is None or isinstance(value, str | int | float | bool):
         return value
-    if isinstance(value, np.generic | np.ndarray):
-        return _json_safe(value.tolist())
+    if isinstance(value, np.generic | np.ndarray) and value.dtype.kind != "m":
+        return _json_safe(value.tolist(), name)
     if isinstance(value, Mapping):
-        return {str(key): _json_safe(one) for key, one in value.items()}
+        for key in value:
+            if not isinstance(key, str):
+                raise TypeError(
+                    f"{name}: cannot export DataProto ref: JSON has only keys that are str. key={key!r} type={type(key).__name__}"
+                )
+        return {str(key): _json_safe(one, f"{name}.{key}") for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_json_safe(one) for one in value]
-    raise TypeError(f"DataProto ref handles support only JSON-safe values, got {type(value).__name__}")
+        return [_json_safe(one, f"{name}[{at}]") for at, one in enumerate(value)]
+    raise TypeError(
+        f"{name}: cannot export DataProto ref: handles support only JSON-safe values. type={type(value).__name__}"
+    )
 
 
 def export_dataproto_ref(ref: MooncakeDataProtoRef) -> dict[str, Any]:
@@ -76,14 +87,14 @@ def export_dataproto_ref(ref: MooncakeDataProtoRef) -> dict[str, Any]:
         "batch_size": int(ref.batch_size),
         "namespace": ref.namespace,
         "partition": ref.partition,
-        "global_indexes": _json_safe(ref.global_indexes),
+        "global_indexes": _json_safe(ref.global_indexes, "global_indexes"),
         "stage_refs": {stage: {"manifest_key": one.manifest_key} for stage, one in ref.stage_refs.items()},
         "field_index": {
             name: {"stage": at.stage, "member": at.member, "section": at.section}
             for name, at in ref.field_index.items()
         },
-        "meta_info": _json_safe(ref.meta_info),
-        "encoded_non_tensor": _json_safe(ref.encoded_non_tensor),
+        "meta_info": _json_safe(ref.meta_info, "meta_info"),
+        "encoded_non_tensor": _json_safe(ref.encoded_non_tensor, "encoded_non_tensor"),
     }
     if ref._storage_group_id is not None:
         handle[STORAGE_GROUP_ID] = ref._storage_group_id

@@ -197,6 +197,9 @@ def _check_array(array: Any, name: str) -> None:
         raise TypeError(f"{name}: cannot store an array of objects")
     if isinstance(array, np.ma.MaskedArray):
         raise TypeError(f"{name}: cannot store a masked array: its mask would be lost; store data and mask as two members")
+    if isinstance(array, np.matrix | np.recarray | np.char.chararray):
+        kind = type(array).__name__
+        raise TypeError(f"{name}: cannot store a numpy {kind}: its class would be lost; store np.asarray(value)")
     if not is_ml_dtype(array.dtype):
         numbers_of(name, array.dtype.str)
 

@@ -170,6 +170,9 @@ def _difference(value: Any, back: Any) -> Any:
             raise InexactError("None is not allowed among these values")
         return None
     if is_tensor(kind) or is_picture(kind):
+        is_same = is_tensor(type(back)) if is_tensor(kind) else is_picture(type(back))
+        if not is_same:
+            raise InexactError(f"a {kind.__name__} becomes a {type(back).__name__}")
         return None
     if kind in _ARRAYS:
         return _difference_of_array(value, back)

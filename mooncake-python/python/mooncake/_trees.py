@@ -58,10 +58,10 @@ class Node:
 
 
 def _names(present: Sequence[Any]) -> list[str] | None:
-    """Returns the keys of dictionaries, or `None` if some keys are not words or there are too many.
+    """Returns the keys of dictionaries, or `None` if some keys are not `str` or there are too many.
     """
     keys = set(chain.from_iterable(present))
-    return sorted(keys) if all(isinstance(key, str) for key in keys) and len(keys) <= MAX_KEYS else None
+    return sorted(keys) if all(type(key) is str for key in keys) and len(keys) <= MAX_KEYS else None
 
 
 def _longest(present: Sequence[Any]) -> int | None:
