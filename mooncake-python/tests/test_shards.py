@@ -292,3 +292,21 @@ def test_shards_of_another_layout_are_refused(store, key):
     names, layouts = [key + "-g", key + "-h", key + "-g"], [tp(0, 2), None, tp(1, 2)]
     codes = store.batch_put_tensor_with_parallelism(names, [WHOLE[:2], WHOLE, WHOLE[2:3]], layouts, config)
     assert codes == [0, 0, -600]
+
+
+def test_one_shard_of_one_is_the_whole(store, key):
+    whole = WHOLE[:3]
+    for dim in (0, 1):
+        name = f"{key}-{dim}"
+        assert store.put_tensor_with_parallelism(name, whole, tp(0, 1, dim)) == 0
+        for mode, wanted in [("full", None), ("full", tp(0, 1, 0)), ("full", tp(0, 1, 1)), ("shard", tp(0, 1, 1 - dim))]:
+            assert torch.equal(read(store, name, mode, wanted), whole), (dim, mode, wanted)
+        assert torch.equal(read(store, name, "shard", tp(1, 2, 1)), whole[:, 2:])
+        assert torch.equal(read(store, name, "shard", tp(1, 3, 0)), whole[1:2])
+
+
+def test_a_whole_is_read_from_its_shards_without_their_number(store, key):
+    put_shards(store, key, WHOLE, 4)
+    assert torch.equal(read(store, key, "full"), WHOLE)
+    assert read(store, f"{key}-absent", "full") is None
+    assert "neither a whole tensor nor a manifest" in store.last_error().message

@@ -131,9 +131,18 @@ class TensorPlans(_mooncake.Store):
         if not axes:
             manifest = self._manifest(writer_manifest_key(key))
             written = None if manifest is None else self._written(key, manifest)
-            return self._stored(key) if written is None else written
+            plan = self._stored(key) if written is None else written
+            return self._whole_of_shards(key) if plan is None else plan
         tp = next((axis for axis in axes if axis.kind == "tp"), None)
         return self._unreadable(key, "a whole is made of tp shards only") if tp is None else self._rebuilt(key, axes, tp, True)
+
+    def _whole_of_shards(self, key: str) -> Plan | None:
+        """Plans the whole of a tensor that is stored as shards, which a manifest describes."""
+        manifest = self._manifest(parallelism_manifest_key(key))
+        if manifest is None:
+            return self._unreadable(key, "neither a whole tensor nor a manifest of its shards is stored")
+        tp = Axis("tp", 0, 0, manifest.shards, manifest.split_dim, 0)
+        return self._rebuilt(key, (tp,), tp, True)
 
     def _written(self, key: str, manifest: Manifest) -> Plan | None:
         """Plans the whole of a tensor that several writers have stored. Returns `None` if a part is
@@ -164,6 +173,10 @@ class TensorPlans(_mooncake.Store):
             manifest = self._manifest_of_shards(key, axes, tp)
         if manifest is None:
             return self._cut(key, axes, tp, full)
+        if manifest.split_dim != tp.split_dim and manifest.shards == 1:
+            # One shard of one is the whole, whatever its dimension.
+            stored = [replace(axis, rank=0, size=1, split_dim=manifest.split_dim, aux=0) if axis is tp else axis for axis in axes]
+            return self._cut_of(key, self._objects([shard_key(key, stored)])[0], axes, tp, full)
         if manifest.split_dim != tp.split_dim:
             why = f"its shards divide another dimension. split_dim={tp.split_dim} stored_split_dim={manifest.split_dim}"
             return self._unreadable(key, why)
@@ -184,7 +197,12 @@ class TensorPlans(_mooncake.Store):
     def _cut(self, key: str, axes: tuple[Axis, ...], tp: Axis, full: bool) -> Plan | None:
         """Plans a shard of a tensor that is stored as a whole."""
         whole = self._objects([word(key)])[0] if len(axes) == 1 else None
-        if whole is None or whole[1].layout != FULL:
+        return self._cut_of(key, None if whole is None or whole[1].layout != FULL else whole, axes, tp, full)
+
+    def _cut_of(
+        self, key: str, whole: tuple[Any, Header] | None, axes: tuple[Axis, ...], tp: Axis, full: bool
+    ) -> Plan | None:
+        if whole is None:
             return self._unreadable(key, "neither its shards nor a whole tensor are stored")
         located, header = whole
         shape, dim = header.local_shape, tp.split_dim
