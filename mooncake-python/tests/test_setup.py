@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import socket
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 from conftest import Master, free_port
 from mooncake import ForkedError
 from mooncake.buffer_pool import BufferPool
+from mooncake.mooncake_config import MooncakeConfig
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 from test_engine import listening
 
@@ -295,3 +297,38 @@ assert store.setup("127.0.0.1", "P2PHANDSHAKE", 0, 0, "tcp", "", sys.argv[1]) ==
         )
         assert ended.returncode == 0, ended.stderr
         assert (f"MC_LOG_LEVEL={level} is ignored" in ended.stderr) == is_reported, ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("global_segment_size", "16 XB"),
+        ("local_buffer_size", "many"),
+        ("client_http_port", "http"),
+        ("enable_client_http_server", "maybe"),
+        ("enable_ssd_prefetch", "maybe"),
+    ],
+)
+def test_a_refused_setting_is_named(master, tmp_path, name, value):
+    store = MooncakeDistributedStore()
+    assert store.setup(settings(master.address, **{name: value})) == -600
+    assert name in store.last_error().message
+    if name == "enable_ssd_prefetch":
+        return
+    path = tmp_path / "config.json"
+    known = {"local_hostname": "a", "metadata_server": "b", "master_server_address": "c"}
+    path.write_text(json.dumps({**known, name: value}))
+    with pytest.raises(ValueError, match=name):
+        MooncakeConfig.from_file(str(path))
+
+
+def test_empty_settings_count_as_absent(master, tmp_path):
+    store = MooncakeDistributedStore()
+    empty = dict.fromkeys(("global_segment_size", "client_http_port", "enable_ssd_offload", "protocol"), "")
+    assert store.setup(settings(master.address, **empty)) == 0
+    store.close()
+    path = tmp_path / "config.json"
+    fields = {"local_hostname": "a", "metadata_server": "b", "master_server_address": "c", "local_buffer_size": ""}
+    path.write_text("\ufeff" + json.dumps({**fields, "client_http_port": "", "tenant_id": ""}), encoding="utf-8")
+    config = MooncakeConfig.from_file(str(path))
+    assert (config.local_buffer_size, config.client_http_port, config.tenant_id) == (1 << 30, 9300, "default")

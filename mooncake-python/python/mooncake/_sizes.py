@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+_Parsed = TypeVar("_Parsed")
 
 _UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _SIZE = re.compile(r"\s*\+?(0x[0-9a-f]+|[0-9][0-9_]*(?:\.[0-9]*)?(?:e[+-]?[0-9]+)?|\.[0-9]+)\s*([kmgt]?)(?:i?b)?\s*", re.IGNORECASE)
@@ -51,3 +54,11 @@ def parse_switch(value: Any) -> bool:
     if text in _FALSE:
         return False
     raise ValueError(f"invalid truth value: {value!r}")
+
+
+def parsed(parse: Callable[[Any], _Parsed], settings: Mapping[str, Any], name: str, otherwise: Any) -> _Parsed:
+    """Returns a setting. Raises `ValueError` with its name for an invalid one."""
+    try:
+        return parse(settings.get(name, otherwise))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name}: {error}") from None

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mooncake._sizes import parse_size
+from mooncake._sizes import parse_size, parsed
 
 logger = logging.getLogger(__name__)
 
@@ -93,30 +93,32 @@ class MooncakeConfig:
 
     @staticmethod
     def _of(given: Mapping[str, Any]) -> MooncakeConfig:
-        # `null` counts as absent, except for a protocol, which must be valid if it is named.
-        fields = {name: value for name, value in given.items() if value is not None}
+        # `null` and an empty text count as absent, except for a protocol, which must be valid if it
+        # is named.
+        fields = {name: value for name, value in given.items() if value is not None and value != ""}
         for name in _REQUIRED:
             if name not in fields:
                 raise ValueError(f"Missing required config field: {name}")
         return MooncakeConfig(
             local_hostname=fields["local_hostname"],
             metadata_server=fields["metadata_server"],
-            global_segment_size=_parse_segment_size(fields.get("global_segment_size", DEFAULT_GLOBAL_SEGMENT_SIZE)),
-            local_buffer_size=_parse_segment_size(fields.get("local_buffer_size", DEFAULT_LOCAL_BUFFER_SIZE)),
+            global_segment_size=parsed(_parse_segment_size, fields, "global_segment_size", DEFAULT_GLOBAL_SEGMENT_SIZE),
+            local_buffer_size=parsed(_parse_segment_size, fields, "local_buffer_size", DEFAULT_LOCAL_BUFFER_SIZE),
             protocol=given.get("protocol", "tcp"),
             device_name=given.get("device_name", ""),
             master_server_address=fields["master_server_address"],
-            enable_ssd_offload=_switch(fields.get("enable_ssd_offload", False)),
+            enable_ssd_offload=parsed(_switch, fields, "enable_ssd_offload", False),
             ssd_offload_path=str(fields.get("ssd_offload_path", "")),
             tenant_id=str(fields.get("tenant_id", "default")),
-            enable_client_http_server=_switch(fields.get("enable_client_http_server", False)),
-            client_http_port=int(fields.get("client_http_port", 9300)),
+            enable_client_http_server=parsed(_switch, fields, "enable_client_http_server", False),
+            client_http_port=parsed(int, fields, "client_http_port", 9300),
         )
 
     @staticmethod
     def from_file(file_path: str) -> MooncakeConfig:
         """Reads settings from a JSON file. Raises `ValueError` for missing or invalid ones."""
-        with open(file_path, encoding="utf-8") as file:
+        # Some editors write a byte order mark.
+        with open(file_path, encoding="utf-8-sig") as file:
             fields = json.load(file)
         if not isinstance(fields, dict):
             raise ValueError(f"invalid config file {file_path}: not a JSON object")
@@ -149,8 +151,13 @@ class MooncakeConfig:
             "enable_client_http_server": "MOONCAKE_ENABLE_CLIENT_HTTP_SERVER",
             "client_http_port": "MOONCAKE_CLIENT_HTTP_PORT",
         }
+
+        def is_set(name: str, value: str) -> bool:
+            # A protocol that is named must be valid.
+            return bool(value if name == "protocol" else value.strip())
+
         fields: dict[str, Any] = {"local_hostname": "localhost", "metadata_server": "P2PHANDSHAKE"}
-        fields.update({name: value for name, variable in variables.items() if (value := os.environ.get(variable))})
+        fields.update({name: value for name, variable in variables.items() if is_set(name, value := os.environ.get(variable, ""))})
         return MooncakeConfig._of(fields)
 
     def as_setup(self) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from mooncake._mooncake import (
     get_alloc_func_addr,
     get_free_func_addr,
 )
-from mooncake._sizes import parse_size, parse_switch
+from mooncake._sizes import parse_size, parse_switch, parsed
 from mooncake._tensors import TensorCalls, _deserialize_tensor, _serialize_tensor, _tensor_metadata_size
 from mooncake._types import (
     ObjectDataType,
@@ -100,9 +100,9 @@ class _Prefetching:
     @classmethod
     def parse(cls, texts: dict[str, str]) -> Self:
         """Returns the settings in a dictionary of `setup`. Raises `ValueError` for invalid ones."""
-        enabled = texts.get("enable_ssd_prefetch")
+        name = "enable_ssd_prefetch"
         return cls(
-            None if enabled is None else parse_switch(enabled),
+            parsed(parse_switch, texts, name, "") if name in texts else None,
             _seconds(texts, "ssd_prefetch_cooldown_sec"),
             _seconds(texts, "ssd_prefetch_dedup_ttl_sec"),
         )
@@ -266,21 +266,22 @@ class MooncakeDistributedStore(TensorCalls):
             near = difflib.get_close_matches(unknown, _SETTINGS, 1)
             hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(_SETTINGS)}"
             return self._note(_INVALID_PARAMS, f"setup: unknown key {unknown!r}; {hint}")
-        texts = {name: str(value) for name, value in config.items() if value is not None}
+        # An empty value, as templates leave it, counts as absent.
+        texts = {name: text for name, value in config.items() if value is not None and (text := str(value)).strip()}
         for name in ("local_hostname", "metadata_server"):
             if not texts.get(name):
                 return self._note(_INVALID_PARAMS, f"setup: {name} is missing")
         try:
             segment, buffer = (
-                parse_size(texts.get(name, str(16 * _MIB))) for name in ("global_segment_size", "local_buffer_size")
+                parsed(parse_size, texts, name, str(16 * _MIB)) for name in ("global_segment_size", "local_buffer_size")
             )
-            serve = parse_switch(texts.get("enable_client_http_server", "false"))
-            offload = parse_switch(texts.get("enable_ssd_offload", "false"))
-            port = int(texts.get("client_http_port", "9300"))
-            embedded = parse_switch(texts.get("enable_embedded_master", "false"))
+            serve = parsed(parse_switch, texts, "enable_client_http_server", "false")
+            offload = parsed(parse_switch, texts, "enable_ssd_offload", "false")
+            port = parsed(int, texts, "client_http_port", "9300")
+            embedded = parsed(parse_switch, texts, "enable_embedded_master", "false")
             prefetching = _Prefetching.parse(texts)
             timeout_ms = _whole(texts, "rpc_timeout_ms", "milliseconds", 1)
-            if parse_switch(texts.get("enable_egm_store_pool", "false")):
+            if parsed(parse_switch, texts, "enable_egm_store_pool", "false"):
                 _LOG.warning("enable_egm_store_pool has no effect: the segment is ordinary memory")
         except ValueError as error:
             return self._note(_INVALID_PARAMS, f"setup: {error}")
