@@ -10,6 +10,7 @@ use mooncake_core::memory::MemorySpan;
 use mooncake_core::{Error, ErrorCode, Result, SharedClock};
 use mooncake_transport::config::TransportConfig;
 use mooncake_transport::fallback::{PartialTransport, is_path_error};
+use mooncake_transport::statistics::NicLoad;
 use mooncake_transport::{Access, Completion, Op, Protocol, SegmentDesc, Transport};
 use tokio::runtime::Handle;
 
@@ -32,6 +33,10 @@ impl Absent {
     /// Fails for the transport of that configuration.
     pub(crate) fn start_with_clock<C: TransportConfig>(_: C, _: &Handle, _: SharedClock) -> Result<Self> {
         Err(not_built(C::TRANSPORT))
+    }
+
+    pub(crate) fn loads(&self) -> Vec<NicLoad> {
+        match self.0 {}
     }
 
     pub(crate) fn contains(&self, _: u64, _: u64) -> bool {

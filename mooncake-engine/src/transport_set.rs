@@ -16,6 +16,7 @@ use mooncake_transport::config::{NvlinkConfig, RdmaConfig, ShmConfig, TcpConfig}
 use mooncake_transport::fallback::{FallbackCounter, FallbackPeer, PartialTransport};
 use mooncake_transport::handshake::AcceptConnection;
 use mooncake_transport::loopback::{LoopbackPeer, LoopbackRegistration};
+use mooncake_transport::statistics::NicLoad;
 use mooncake_transport::{
     Access, Capabilities, Completion, Loopback, LoopbackNet, Op, PathStatistics, Protocol, SegmentDesc,
     ThroughHost, Transport,
@@ -221,6 +222,11 @@ where
 }
 
 impl Transports {
+    /// Returns the load of each network device. Transports other than RDMA have none.
+    pub fn nic_loads(&self) -> Vec<NicLoad> {
+        self.rdma.as_ref().map(Rdma::loads).unwrap_or_default()
+    }
+
     /// Returns whether the transport to that peer accesses the device memory of an operation
     /// directly.
     fn takes_device(&self, peer: &SetPeer, op: &Op<'_, SetRegistration>) -> bool {
@@ -565,9 +571,9 @@ fn with_tcp(desc: &SegmentDesc) -> Cow<'_, SegmentDesc> {
     Cow::Owned(desc)
 }
 
-/// Returns whether a node serves the transport of that name, TCP beside RDMA or NVLink included.
-pub fn serves(desc: &SegmentDesc, transport: &str) -> bool {
-    with_tcp(desc).protocols.iter().any(|protocol| protocol.as_str() == transport)
+/// Returns the names of the transports that a node serves, TCP beside RDMA or NVLink included.
+pub fn served(desc: &SegmentDesc) -> Vec<String> {
+    with_tcp(desc).protocols.iter().map(|protocol| protocol.as_str().to_owned()).collect()
 }
 
 fn foreign_peer_error() -> Error {

@@ -113,6 +113,10 @@ impl Message for Piece {
     fn deadline(&self) -> Option<Moment> {
         self.done.deadline()
     }
+
+    fn bytes(&self) -> u64 {
+        self.len.into()
+    }
 }
 
 impl Piece {
@@ -364,6 +368,11 @@ impl Endpoint {
             }
         }
         self.fill(&mut state).map(|()| true)
+    }
+
+    /// Returns the bytes of the messages in flight and waiting.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.state.lock().flow.bytes()
     }
 
     /// Posts waiting messages after send credit became free.

@@ -18,6 +18,8 @@ const SEQUENCE: u32 = (1 << 24) - 1;
 pub(crate) trait Message {
     /// Returns the deadline of the message.
     fn deadline(&self) -> Option<Moment>;
+    /// Returns the length of the message in bytes.
+    fn bytes(&self) -> u64;
 }
 
 /// Request that is about to be posted.
@@ -174,6 +176,11 @@ impl<P: Message> Flow<P> {
         self.pairs.iter().map(|pair| pair.sent.len()).sum()
     }
 
+    /// Returns the bytes of all messages, in flight and waiting.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.pairs.iter().flat_map(|pair| &pair.sent).chain(&self.waiting).map(Message::bytes).sum()
+    }
+
     pub(crate) fn has_waiting(&self) -> bool {
         !self.waiting.is_empty()
     }
@@ -196,6 +203,10 @@ mod tests {
     impl Message for Item {
         fn deadline(&self) -> Option<Moment> {
             self.1
+        }
+
+        fn bytes(&self) -> u64 {
+            self.0
         }
     }
 

@@ -27,6 +27,7 @@ mod sieve;
 mod slice_cost_tests;
 mod slices;
 mod sync;
+mod throughput;
 #[allow(unsafe_code)]
 mod topology;
 #[allow(unsafe_code)]

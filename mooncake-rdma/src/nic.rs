@@ -14,6 +14,7 @@ use crate::gid;
 use crate::send_credits::{Alarm, Credits, Starved};
 use crate::sieve::Sieve;
 use crate::sync::{Mutex, RwLock};
+use crate::throughput::Throughput;
 use crate::verbs::{CompletionQueue, Device, DeviceLimits, Domain, Gid, Path, Port, QueueSizes, Timing};
 
 /// Opened device, with the table of its connections of type `C`.
@@ -24,6 +25,7 @@ pub(crate) struct Nic<C> {
     pub(crate) domain: Arc<Domain>,
     pub(crate) queue: Arc<CompletionQueue>,
     pub(crate) credits: Credits,
+    pub(crate) throughput: Throughput,
     pub(crate) limits: DeviceLimits,
     pub(crate) node: Option<u32>,
     port: Mutex<PortState>,
@@ -52,7 +54,7 @@ impl<C> Nic<C> {
     /// # Errors
     ///
     /// The message says why the device cannot be used.
-    pub(crate) fn open(index: usize, name: &str, config: &RdmaConfig) -> Result<Arc<Self>> {
+    pub(crate) fn open(index: usize, name: &str, config: &RdmaConfig, now: Moment) -> Result<Arc<Self>> {
         let device = Device::open(name)?;
         let port = PortState::query(&device, config)?;
         if !port.port.active {
@@ -72,6 +74,7 @@ impl<C> Nic<C> {
             name: name.into(),
             node: config.node_of(name),
             credits: Credits::new(entries as usize),
+            throughput: Throughput::new(now),
             limits,
             device,
             domain,

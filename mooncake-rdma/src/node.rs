@@ -48,7 +48,7 @@ impl Node {
     pub(crate) fn open(config: RdmaConfig, runtime: &Handle, clock: SharedClock) -> Result<Arc<Self>> {
         static IDS: AtomicU64 = AtomicU64::new(1);
         config.check()?;
-        let nics = open_devices(&config)?;
+        let nics = open_devices(&config, clock.now())?;
         let is_used = |name: &str| nics.iter().any(|nic| nic.name == name);
         for name in config.topology.iter().flat_map(Topology::devices).filter(|name| !is_used(name)) {
             warn!(device = name, "device of the topology is not used, and not published");
@@ -676,17 +676,17 @@ const PRUNE_THRESHOLD: usize = 64;
 
 /// Opens the configured devices, all of which must work, or all usable devices if none is
 /// configured.
-fn open_devices(config: &RdmaConfig) -> Result<Vec<Arc<Nic>>> {
+fn open_devices(config: &RdmaConfig, now: Moment) -> Result<Vec<Arc<Nic>>> {
     let mut nics = Vec::new();
     if !config.devices.is_empty() {
         for name in &config.devices {
-            nics.push(Nic::open(nics.len(), name, config)?);
+            nics.push(Nic::open(nics.len(), name, config, now)?);
         }
         return Ok(nics);
     }
     let mut faults = Vec::new();
     for name in device_names()?.into_iter().filter(|name| config.selects(name)) {
-        match Nic::open(nics.len(), &name, config) {
+        match Nic::open(nics.len(), &name, config, now) {
             Ok(nic) => nics.push(nic),
             Err(error) => {
                 warn!(device = name, %error, "device is not used");

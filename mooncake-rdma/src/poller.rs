@@ -15,7 +15,7 @@ use crate::endpoint::{Endpoint, Nic, Scratch, request_parts};
 use crate::node::Node;
 use crate::send_credits::{WakeableQueue, may_sleep};
 use crate::sieve::Evictable;
-use crate::verbs::{Completed, CompletionBatch, Event};
+use crate::verbs::{Completed, CompletionBatch, Event, Status};
 
 /// Number of completions taken at once.
 const BATCH: usize = 64;
@@ -122,6 +122,8 @@ impl Poller {
                 }
                 Err(error) => self.node.retire(&endpoint, &error),
             }
+            let moved = self.scratch.ended.iter().filter(|ended| ended.status == Status::Done);
+            self.nic.throughput.add(moved.map(|ended| u64::from(ended.message.len)).sum());
             for ended in self.scratch.ended.drain(..) {
                 self.node.ended(ended, &endpoint.rail);
             }

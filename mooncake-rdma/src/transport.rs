@@ -15,6 +15,7 @@ use mooncake_core::{Error, ErrorCode, Result, SharedClock};
 use mooncake_transport::config::RdmaConfig;
 use mooncake_transport::fallback::{PartialTransport, is_path_error};
 use mooncake_transport::handshake::{AcceptConnection, ConnectionDescriptor};
+use mooncake_transport::statistics::NicLoad;
 use mooncake_transport::{Access, Capabilities, Completion, Op, Protocol, SegmentDesc, Transport};
 use serde_json::{Value, json};
 use tokio::runtime::Handle;
@@ -104,6 +105,17 @@ impl RdmaTransport {
             connections: nic.endpoints.read().len(),
         };
         self.node.nics.iter().map(info).collect()
+    }
+
+    /// Returns the load of each device.
+    pub fn loads(&self) -> Vec<NicLoad> {
+        let now = self.node.clock.now();
+        let load = |nic: &Arc<crate::endpoint::Nic>| NicLoad {
+            device_name: nic.name.clone(),
+            in_flight_bytes: nic.endpoints.read().values().map(|endpoint| endpoint.bytes()).sum(),
+            bytes_per_second: nic.throughput.mean_at(now),
+        };
+        self.node.nics.iter().map(load).collect()
     }
 
     /// Closes every connection, refuses handshakes and sends nothing any more. Transfers in

@@ -2,6 +2,18 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+/// Load of a network device.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NicLoad {
+    /// Name of the device.
+    pub device_name: String,
+    /// Bytes of the messages that are posted or wait.
+    pub in_flight_bytes: u64,
+    /// Exponentially weighted mean of the throughput, in bytes per second, with a time constant of
+    /// one second.
+    pub bytes_per_second: f64,
+}
+
 /// Counter of operations that fall back to the slower of two transports.
 #[derive(Debug, Default)]
 pub struct FallbackCounter {
