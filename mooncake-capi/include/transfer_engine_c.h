@@ -62,6 +62,11 @@
 #define STATUS_FAILED 6
 
 /*
+ Length of a device name in bytes, its zero byte included.
+ */
+#define NIC_NAME_LEN 64
+
+/*
  Handle of an engine. The value is a number, not a valid address.
  */
 typedef void *transfer_engine_t;
@@ -158,6 +163,106 @@ typedef struct transfer_status {
    */
   uint64_t transferred_bytes;
 } transfer_status;
+
+/*
+ Load of an RDMA device.
+ */
+typedef struct nic_load_stat {
+  /*
+   Name of the device. A longer name is cut.
+   */
+  char device_name[NIC_NAME_LEN];
+  /*
+   Bytes of the messages that are posted or wait.
+   */
+  uint64_t inflight_bytes;
+  /*
+   Weighted mean of the throughput in bytes per second.
+   */
+  double ewma_bandwidth_bps;
+} nic_load_stat;
+
+/*
+ Load of an RDMA device.
+ */
+typedef struct nic_load_stat nic_load_stat_t;
+
+/*
+ Memory of a segment. No function takes it; programs compile with it.
+ */
+typedef struct segment_memory {
+  /*
+   Address of the first byte.
+   */
+  void *addr;
+  /*
+   Length in bytes.
+   */
+  uint64_t size;
+  /*
+   Device of the memory.
+   */
+  const char *location;
+} segment_memory;
+
+/*
+ File of a segment behind NVMe over Fabrics. No function takes it; programs compile with it.
+ */
+typedef struct segment_file {
+  /*
+   Path of the file.
+   */
+  const char *file_path;
+  /*
+   Name of the subsystem.
+   */
+  const char *subsystem_name;
+  /*
+   Protocol.
+   */
+  const char *proto;
+  /*
+   IP address.
+   */
+  const char *ip;
+  /*
+   Port.
+   */
+  uint64_t port;
+} segment_file;
+
+/*
+ Kinds of segments.
+ */
+typedef union segment_kind {
+  /*
+   Memory.
+   */
+  struct segment_memory rdma;
+  /*
+   File.
+   */
+  struct segment_file nvmeof;
+} segment_kind;
+
+/*
+ Description of a segment. No function takes it; programs compile with it.
+ */
+typedef struct segment_desc {
+  /*
+   Kind of the segment.
+   */
+  int type;
+  /*
+   Description by kind.
+   */
+  union segment_kind desc_;
+} segment_desc;
+
+/*
+ Description of a segment.
+ */
+typedef struct segment_desc segment_desc_t;
 
 /*
  Older name of `segment_id_t`.
@@ -370,6 +475,58 @@ int freeNotifsMsgBuf(notify_msg_t *msg, int size);
  The strings of the message are NULL or end with a zero byte.
  */
 int genNotifyInEngine(transfer_engine_t engine, uint64_t target_id, notify_msg_t notify_msg);
+
+/*
+ Returns 0 if the engine has a transport of this name. The transport stays usable until the
+ engine is destroyed.
+
+ # Safety
+ `proto` is NULL or ends with a zero byte.
+ */
+int uninstallTransport(transfer_engine_t engine, const char *proto);
+
+/*
+ Removes a segment from the cache of this engine. The next `openSegment` looks the segment up
+ again, and its number stays the same. The descriptor in the metadata service is not changed.
+
+ # Safety
+ The name is NULL or ends with a zero byte.
+ */
+int removeLocalSegment(transfer_engine_t engine, const char *segment_name);
+
+/*
+ Writes the transports, the devices near each memory, and the traffic with each peer, as text or,
+ if `json` is not 0, as JSON, and a zero byte. A text that does not fit is cut.
+
+ # Safety
+ There are `buf_len` writable bytes at `buf_out`.
+ */
+int showLinks(transfer_engine_t engine, char *buf_out, size_t buf_len, int json);
+
+/*
+ Writes the loads of the first `*count` RDMA devices, and the number of all devices to `count`.
+ Without RDMA the number is 0.
+
+ # Safety
+ `count` is writable, and there are `*count` writable entries at `stats`.
+ */
+int getNicLoadStats(transfer_engine_t engine, nic_load_stat_t *stats, size_t *count);
+
+/*
+ Opens the segment, so that the first transfer does not connect. There are no devices of EFA to
+ warm up. Returns 0, or a code if the segment cannot be opened.
+
+ # Safety
+ The name is NULL or ends with a zero byte.
+ */
+int warmupEfaSegment(transfer_engine_t engine, const char *segment_name);
+
+/*
+ Makes SIGINT and SIGTERM close all engines of the process, within five seconds, before the
+ signal ends the process. A signal that the program ignores or handles by itself is left to the
+ program. Later calls have no further effect.
+ */
+void enableGracefulShutdown(transfer_engine_t engine);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -54,6 +54,13 @@ impl<T> Handles<T> {
         objects.remove(&number).map(|object| object.value).ok_or_else(|| self.unknown(number))
     }
 
+    /// Returns all objects of this process.
+    pub(crate) fn all(&self) -> Vec<Arc<T>> {
+        let objects = self.objects.read();
+        let own = objects.values().filter(|object| object.process == process::id());
+        own.map(|object| object.value.clone()).collect()
+    }
+
     /// Refuses an object of the parent process.
     fn usable(&self, number: usize, object: &Object<T>) -> Result<()> {
         if object.process == process::id() {

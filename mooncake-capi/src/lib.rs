@@ -10,4 +10,4 @@ mod runtime;
 #[cfg(feature = "store")]
 pub mod store;
 
-pub use engine::{calls, types};
+pub use engine::{calls, links, shutdown, types};

@@ -9,7 +9,6 @@ use std::ptr;
 
 use mooncake_core::{Error, Result};
 use mooncake_engine::addressed::caller_memory;
-use mooncake_engine::transport_set;
 use mooncake_engine::{AddressRequest, TransportSet};
 use mooncake_transport::Opcode;
 use mooncake_transport::engine::{EngineCode, Status, Target};
@@ -98,12 +97,7 @@ pub unsafe extern "C" fn installTransport(
     guarded("installTransport", ptr::null_mut(), || {
         // SAFETY: promised by the caller.
         let name = unsafe { text(proto) }?;
-        let descriptor = Engine::find(engine.addr())?.engine.descriptor();
-        if transport_set::serves(&descriptor, &name) {
-            return Ok(engine);
-        }
-        let available: Vec<&str> = descriptor.protocols.iter().map(|protocol| protocol.as_str()).collect();
-        Err(Error::invalid(format!("unknown transport {name:?}; use one of {}", available.join(", "))))
+        Engine::find(engine.addr())?.check_transport(&name).map(|()| engine)
     })
 }
 
@@ -469,7 +463,7 @@ unsafe fn submit(
 }
 
 /// Runs a call that returns a code.
-fn code(name: &str, work: impl FnOnce() -> Result<()>) -> c_int {
+pub(super) fn code(name: &str, work: impl FnOnce() -> Result<()>) -> c_int {
     guarded(name, EngineCode::InvalidArgument.number(), || {
         Ok(match work() {
             Ok(()) => 0,

@@ -2,9 +2,10 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use mooncake_core::{Error, ErrorCode, Result};
-use mooncake_engine::transport_set::rdma_devices;
+use mooncake_engine::transport_set::{self, rdma_devices};
 use mooncake_engine::{TransferEngine, TransportSet};
 use mooncake_transport::engine::{EngineCode, Target};
 use parking_lot::Mutex;
@@ -38,6 +39,25 @@ impl Engine {
     /// Returns the engine of a number.
     pub(crate) fn find(id: usize) -> Result<Arc<Self>> {
         ENGINES.find(id)
+    }
+
+    /// Closes all engines of this process, each within this time.
+    pub(crate) fn close_all(limit: Duration) {
+        std::thread::scope(|scope| {
+            for engine in ENGINES.all() {
+                scope.spawn(move || {
+                    let closed = engine.block_on(async {
+                        let closed = tokio::time::timeout(limit, engine.engine.close()).await;
+                        closed.unwrap_or_else(|_| {
+                            Err(Error::new(ErrorCode::RpcTimeout, "the metadata service does not respond"))
+                        })
+                    });
+                    if let Err(error) = closed {
+                        tracing::warn!("cannot close engine {}: {error}", engine.engine.name());
+                    }
+                });
+            }
+        });
     }
 
     /// Stops an engine. When it returns, no call uses registered memory any more, even if other
@@ -74,6 +94,25 @@ impl Engine {
             return Ok(0);
         }
         number(self.segments.lock().add(target.name()))
+    }
+
+    /// Returns an error unless the engine has a transport of this name.
+    pub(crate) fn check_transport(&self, name: &str) -> Result<()> {
+        let served = transport_set::served(&self.engine.descriptor());
+        if served.iter().any(|transport| transport == name) {
+            return Ok(());
+        }
+        Err(Error::invalid(format!("unknown transport {name:?}; use one of {}", served.join(", "))))
+    }
+
+    /// Removes a segment from the cache, so that its next use looks it up again.
+    pub(crate) fn forget(&self, name: &str) -> Result<()> {
+        let name = name.trim_start_matches('/');
+        if name.is_empty() {
+            return Err(Error::invalid("cannot remove segment: the name is empty"));
+        }
+        self.engine.forget(name);
+        Ok(())
     }
 
     /// Returns the segment of a number. The engine closes segments that are neither used nor

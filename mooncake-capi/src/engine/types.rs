@@ -91,3 +91,70 @@ pub struct buffer_entry {
 }
 /// Piece of memory.
 pub type buffer_entry_t = buffer_entry;
+
+/// Length of a device name in bytes, its zero byte included.
+pub const NIC_NAME_LEN: usize = 64;
+
+/// Load of an RDMA device.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct nic_load_stat {
+    /// Name of the device. A longer name is cut.
+    pub device_name: [c_char; NIC_NAME_LEN],
+    /// Bytes of the messages that are posted or wait.
+    pub inflight_bytes: u64,
+    /// Weighted mean of the throughput in bytes per second.
+    pub ewma_bandwidth_bps: f64,
+}
+/// Load of an RDMA device.
+pub type nic_load_stat_t = nic_load_stat;
+
+/// Memory of a segment. No function takes it; programs compile with it.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct segment_memory {
+    /// Address of the first byte.
+    pub addr: *mut c_void,
+    /// Length in bytes.
+    pub size: u64,
+    /// Device of the memory.
+    pub location: *const c_char,
+}
+
+/// File of a segment behind NVMe over Fabrics. No function takes it; programs compile with it.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct segment_file {
+    /// Path of the file.
+    pub file_path: *const c_char,
+    /// Name of the subsystem.
+    pub subsystem_name: *const c_char,
+    /// Protocol.
+    pub proto: *const c_char,
+    /// IP address.
+    pub ip: *const c_char,
+    /// Port.
+    pub port: u64,
+}
+
+/// Kinds of segments.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub union segment_kind {
+    /// Memory.
+    pub rdma: segment_memory,
+    /// File.
+    pub nvmeof: segment_file,
+}
+
+/// Description of a segment. No function takes it; programs compile with it.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct segment_desc {
+    /// Kind of the segment.
+    pub r#type: c_int,
+    /// Description by kind.
+    pub desc_: segment_kind,
+}
+/// Description of a segment.
+pub type segment_desc_t = segment_desc;
