@@ -13,4 +13,4 @@ mod store;
 
 pub use catalogue::{Catalogue, Location, Payload, Role, Shard};
 pub use options::{GetOptions, GetProgress, P2pOptions, RegisterOptions};
-pub use store::{ObjectInfo, P2pStore};
+pub use store::{ObjectInfo, P2pStore, engine_builder};

@@ -123,11 +123,28 @@ pub(crate) fn bytes_of(object: &Bound<'_, PyAny>, keep: &mut Keep) -> PyResult<O
         let copy = PyMemoryView::from(object)?.call_method0("tobytes")?;
         PyUntypedBuffer::get(&copy)?
     };
+    Ok(keep_span(buffer, keep))
+}
+
+/// Returns the bytes of an object with the buffer protocol, to write to them.
+///
+/// # Errors
+/// Raises `TypeError` for memory that is read-only or not contiguous in C order.
+pub(crate) fn writable_bytes_of(object: &Bound<'_, PyAny>, keep: &mut Keep) -> PyResult<Option<MemorySpan>> {
+    let buffer = buffer_of(object)?;
+    if buffer.readonly() || !buffer.is_c_contiguous() {
+        let reason = if buffer.readonly() { "read-only" } else { "not contiguous in C order" };
+        return Err(PyTypeError::new_err(format!("cannot write to buffer: its memory is {reason}")));
+    }
+    Ok(keep_span(buffer, keep))
+}
+
+fn keep_span(buffer: PyUntypedBuffer, keep: &mut Keep) -> Option<MemorySpan> {
     let span = NonNull::new(buffer.buf_ptr().cast::<u8>())
         .filter(|_| buffer.len_bytes() > 0)
         .map(|ptr| MemorySpan::new(ptr, buffer.len_bytes()));
     keep.0.buffers.push(buffer);
-    Ok(span)
+    span
 }
 
 /// Returns an object's buffer. ctypes arrays report no strides and ctypes numbers no shape. A

@@ -25,6 +25,7 @@ mod lease;
 mod log;
 mod memory;
 mod messages;
+mod p2p;
 #[cfg_attr(not(feature = "pg"), path = "pg/absent.rs")]
 mod pg;
 mod pool;
@@ -65,6 +66,8 @@ fn _mooncake(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<messages::Sender>()?;
     module.add_class::<messages::Receiver>()?;
     module.add_class::<messages::Handled>()?;
+    module.add_class::<p2p::P2pObject>()?;
+    module.add_class::<p2p::P2pStore>()?;
     module.add_function(wrap_pyfunction!(device::cuda_missing, module)?)?;
     module.add_function(wrap_pyfunction!(device::device_of, module)?)?;
     module.add_function(wrap_pyfunction!(host::bind_to_numa_node, module)?)?;

@@ -45,7 +45,12 @@ pub(crate) fn object_slice_mut(span: MemorySpan, keep: &Arc<Keep>) -> Result<Sli
 }
 
 fn object_region(span: MemorySpan, keep: &Arc<Keep>) -> Result<Region<TransportSet>> {
-    Region::unregistered(Arc::new(ObjectMemory { span, _keep: keep.clone() }))
+    Region::unregistered(object_source(span, keep))
+}
+
+/// Returns memory of Python objects, which stay alive as long as it.
+pub(crate) fn object_source(span: MemorySpan, keep: &Arc<Keep>) -> Arc<dyn MemorySource> {
+    Arc::new(ObjectMemory { span, _keep: keep.clone() })
 }
 
 #[allow(unsafe_code)]

@@ -10,11 +10,14 @@ mod sources;
 use std::future::Future;
 use std::sync::Arc;
 
+use mooncake_core::clock::Rng;
+use mooncake_core::host_port;
 use mooncake_core::memory::MemorySource;
 use mooncake_core::meta::MetadataBackend;
 use mooncake_core::{Error, Result};
-use mooncake_engine::TransferEngine;
+use mooncake_engine::{TransferEngine, TransferEngineBuilder};
 use mooncake_transport::Directory;
+use mooncake_transport::engine::HandshakePort;
 use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 
@@ -53,6 +56,21 @@ impl Drop for Renewal {
     fn drop(&mut self) {
         self.0.abort();
     }
+}
+
+/// Returns the builder of the engine of a node, with the settings of the environment. Others reach
+/// the node at the host of `hostname`. A port there only makes the name of the segment unique;
+/// without one the name gets a random number.
+pub fn engine_builder(hostname: &str, metadata: &str) -> TransferEngineBuilder {
+    let (host, port) = host_port::split(hostname);
+    let port = port.unwrap_or_else(|| u16::try_from(Rng::from_os().range(1024..65536)).unwrap_or(u16::MAX));
+    let handshake = HandshakePort { host: Some(host.to_owned()), ..HandshakePort::default() };
+    TransferEngine::builder()
+        .environment()
+        .metadata(metadata)
+        .handshake(handshake)
+        .name(host_port::join(host, port))
+        .protocol("tcp")
 }
 
 impl P2pStore {

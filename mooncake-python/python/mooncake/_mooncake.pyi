@@ -39,6 +39,8 @@ __all__ = [
     "MooncakeHostMemAllocator",
     "NoSpaceError",
     "NotFoundError",
+    "ObjectInfo",
+    "P2PStore",
     "QueryTaskResponse",
     "RangedReadSnapshot",
     "ReplicaDescriptor",
@@ -291,6 +293,78 @@ class InnerTransferEngine:
     """Engine that a store can share."""
 
     def __repr__(self, /) -> str: ...
+
+@final
+class ObjectInfo:
+    """Object in the catalogue."""
+
+    def __repr__(self, /) -> str: ...
+    @property
+    def name(self, /) -> str:
+        """Name of the object."""
+    @property
+    def size(self, /) -> int:
+        """Length of the object in bytes."""
+    @property
+    def max_shard_size(self, /) -> int:
+        """Maximum length of a shard in bytes."""
+    @property
+    def sizes(self, /) -> list[int]:
+        """Lengths of the ranges of memory that the object consists of, in bytes."""
+
+@disjoint_base
+class P2PStore:
+    """Store with the calls that `mooncake.p2p` is built on. Each blocking call has a twin that
+    resolves a future.
+    """
+
+    def __new__(
+        cls,
+        local_hostname: str,
+        metadata_server: str,
+        protocol: str = "tcp",
+        device_name: str = "",
+        *,
+        streams: int = 4,
+        readers_per_source: int = 4,
+        lease: float = 30.0,
+        catalogue_timeout: float = 30.0,
+        stall_timeout: float = 120.0,
+    ) -> Self: ...
+    @property
+    def segment_name(self, /) -> str:
+        """Name of the segment of this node: host and port."""
+    def _register(self, /, name: str, buffers: Sequence[Any], max_shard_size: int, force_create: bool) -> None: ...
+    def _async_register(
+        self, /, future: Future[Any], name: str, buffers: Sequence[Any], max_shard_size: int, force_create: bool
+    ) -> None: ...
+    def _get_replica(
+        self,
+        /,
+        name: str,
+        buffers: Sequence[Any],
+        resume: bool,
+        on_progress: Callable[[int, int], object] | None,
+    ) -> None: ...
+    def _async_get_replica(
+        self,
+        /,
+        future: Future[Any],
+        name: str,
+        buffers: Sequence[Any],
+        resume: bool,
+        on_progress: Callable[[int, int], object] | None,
+    ) -> None: ...
+    def _unregister(self, /, name: str) -> None: ...
+    def _async_unregister(self, /, future: Future[Any], name: str) -> None: ...
+    def _delete_replica(self, /, name: str) -> None: ...
+    def _async_delete_replica(self, /, future: Future[Any], name: str) -> None: ...
+    def _list(self, /, prefix: str) -> list[ObjectInfo]: ...
+    def _async_list(self, /, future: Future[Any], prefix: str) -> None: ...
+    def _find(self, /, name: str) -> ObjectInfo | None: ...
+    def _async_find(self, /, future: Future[Any], name: str) -> None: ...
+    def _close(self, /) -> None: ...
+    def _async_close(self, /, future: Future[Any]) -> None: ...
 
 @final
 class MessageSender:

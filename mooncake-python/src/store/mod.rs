@@ -483,7 +483,8 @@ pub(crate) fn _close_all(py: Python<'_>) {
     }
     let _ = wait(py, async move {
         let closing = async {
-            ::futures::future::join_all(open.iter().map(|session| session.close())).await;
+            let stores = ::futures::future::join_all(open.iter().map(|session| session.close()));
+            ::futures::future::join(stores, crate::p2p::close_all()).await;
         };
         // Python now frees memory of the program, so transfers into it must have ended. Neither an
         // unresponsive master nor an unresponsive peer delays the end for long.

@@ -7,13 +7,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use mooncake_core::clock::Rng;
-use mooncake_core::host_port;
 use mooncake_core::memory::{HostMemory, HostMemoryOptions, MemorySource, lock_alone};
 use mooncake_core::{Error, ErrorCode, Result};
-use mooncake_engine::TransferEngine;
-use mooncake_p2p::{GetOptions, GetProgress, ObjectInfo, P2pOptions, P2pStore, RegisterOptions};
-use mooncake_transport::engine::HandshakePort;
+use mooncake_p2p::{
+    GetOptions, GetProgress, ObjectInfo, P2pOptions, P2pStore, RegisterOptions, engine_builder,
+};
 use serde_json::json;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -39,18 +37,7 @@ pub(super) fn run(session: &Session, task: &P2p) -> Result<()> {
 
 /// Opens a store in the metadata service of `--metadata`.
 async fn open(session: &Session) -> Result<P2pStore> {
-    let (host, port) = host_port::split(&session.to.hostname);
-    // The number after a host only makes the name unique.
-    let port = port.unwrap_or_else(|| u16::try_from(Rng::from_os().range(1024..65536)).unwrap_or(u16::MAX));
-    let handshake = HandshakePort { host: Some(host.to_owned()), ..HandshakePort::default() };
-    let engine = TransferEngine::builder()
-        .environment()
-        .metadata(session.to.metadata.clone())
-        .handshake(handshake)
-        .name(host_port::join(host, port))
-        .protocol("tcp")
-        .start()
-        .await?;
+    let engine = engine_builder(&session.to.hostname, &session.to.metadata).start().await?;
     P2pStore::open(engine, P2pOptions::default()).await.map_err(|error| {
         error.context(format!("cannot use --metadata {}; give etcd://HOST:PORT", session.to.metadata))
     })
