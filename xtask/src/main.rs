@@ -227,6 +227,7 @@ fn examples() -> Result {
         "custom_transport",
         "engine_pair",
         "engine_custom_backend",
+        "p2p_checkpoint",
     ] {
         step(&format!("example {name}"));
         programs.run(&format!("examples/{name}"), &[]).run()?;
