@@ -305,8 +305,9 @@ def test_one_shard_of_one_is_the_whole(store, key):
         assert torch.equal(read(store, name, "shard", tp(1, 3, 0)), whole[1:2])
 
 
-def test_a_whole_is_read_from_its_shards_without_their_number(store, key):
+def test_a_whole_without_the_number_of_its_shards_is_refused_with_the_reason(store, key):
     put_shards(store, key, WHOLE, 4)
-    assert torch.equal(read(store, key, "full"), WHOLE)
+    assert read(store, key, "full") is None
+    assert "shards=4" in store.last_error().message
     assert read(store, f"{key}-absent", "full") is None
     assert "neither a whole tensor nor a manifest" in store.last_error().message

@@ -132,16 +132,18 @@ class TensorPlans(_mooncake.Store):
             manifest = self._manifest(writer_manifest_key(key))
             written = None if manifest is None else self._written(key, manifest)
             plan = self._stored(key) if written is None else written
-            return self._whole_of_shards(key) if plan is None else plan
+            return self._only_shard(key) if plan is None else plan
         tp = next((axis for axis in axes if axis.kind == "tp"), None)
         return self._unreadable(key, "a whole is made of tp shards only") if tp is None else self._rebuilt(key, axes, tp, True)
 
-    def _whole_of_shards(self, key: str) -> Plan | None:
-        """Plans the whole of a tensor that is stored as shards, which a manifest describes."""
+    def _only_shard(self, key: str) -> Plan | None:
+        """Plans the whole of a tensor that is stored as one shard of one."""
         manifest = self._manifest(parallelism_manifest_key(key))
         if manifest is None:
             return self._unreadable(key, "neither a whole tensor nor a manifest of its shards is stored")
-        tp = Axis("tp", 0, 0, manifest.shards, manifest.split_dim, 0)
+        if manifest.shards != 1:
+            return self._unreadable(key, f"it is stored in shards; name the parallelism. shards={manifest.shards}")
+        tp = Axis("tp", 0, 0, 1, manifest.split_dim, 0)
         return self._rebuilt(key, (tp,), tp, True)
 
     def _written(self, key: str, manifest: Manifest) -> Plan | None:

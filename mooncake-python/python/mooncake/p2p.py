@@ -21,6 +21,8 @@ __all__ = ["ObjectInfo", "P2PStore"]
 _MAX_SHARD_SIZE = 64 << 20
 
 Progress = Callable[[int, int], object]
+# The class has a method of the name `list`.
+_Objects = list[ObjectInfo]
 
 
 def _destination(value: Any) -> Any:
@@ -81,7 +83,7 @@ class P2PStore(_mooncake.P2PStore):
         """
         self._unregister(name)
 
-    def list(self, prefix: str = "") -> list[ObjectInfo]:
+    def list(self, prefix: str = "") -> _Objects:
         """Returns the objects whose names have this prefix, in the order of their names."""
         return self._list(prefix)
 
@@ -137,9 +139,9 @@ class P2PStore(_mooncake.P2PStore):
         """Awaits `unregister`, which goes on if the await is cancelled."""
         await _awaited(self._async_unregister, name)
 
-    async def async_list(self, prefix: str = "") -> list[ObjectInfo]:
+    async def async_list(self, prefix: str = "") -> _Objects:
         """Awaits `list`."""
-        objects: list[ObjectInfo] = await _awaited(self._async_list, prefix)
+        objects: _Objects = await _awaited(self._async_list, prefix)
         return objects
 
     async def async_find(self, name: str) -> ObjectInfo | None:
