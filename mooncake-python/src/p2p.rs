@@ -64,7 +64,7 @@ impl Drop for P2pStore {
         let store = self.store.clone();
         if let Ok(runtime) = runtime() {
             // The outcome is ignored. Remaining entries of the catalogue end with the lease.
-            runtime.spawn(async move { store.close().await });
+            runtime.spawn(async move { store.close_with_engine().await });
         }
     }
 }
@@ -229,12 +229,12 @@ impl P2pStore {
     }
 
     fn _close(&self, py: Python<'_>) -> PyResult<()> {
-        self.waited(py, |store| async move { store.close().await })
+        self.waited(py, |store| async move { store.close_with_engine().await })
     }
 
     fn _async_close(&self, future: &Bound<'_, PyAny>) -> PyResult<()> {
         let store = self.open()?;
-        awaitable(future, async move { store.close().await }, nothing)
+        awaitable(future, async move { store.close_with_engine().await }, nothing)
     }
 }
 
@@ -291,7 +291,7 @@ pub(crate) async fn close_all() {
     let open = std::mem::take(&mut *OPEN.lock());
     let open: Vec<_> = open.iter().filter_map(Weak::upgrade).collect();
     // Remaining entries of the catalogue end with the lease.
-    futures::future::join_all(open.iter().map(|store| store.close())).await;
+    futures::future::join_all(open.iter().map(|store| store.close_with_engine())).await;
 }
 
 /// Returns the memory of Python objects. Memory that is read into must be writable.

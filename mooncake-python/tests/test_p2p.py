@@ -5,8 +5,10 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import gc
+import json
 import random
 import shutil
 import signal
@@ -15,6 +17,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -64,6 +67,21 @@ def node(service: str) -> Iterator[Callable[..., P2PStore]]:
 
 def bytes_of(seed: int, length: int) -> bytes:
     return random.Random(seed).randbytes(length)
+
+
+def entries_of(service: str, segment: str) -> list[str]:
+    """Returns the keys of the service that name a segment."""
+
+    def encoded(text: str) -> str:
+        return base64.b64encode(text.encode()).decode()
+
+    everything = {"key": encoded("mooncake"), "range_end": encoded("mooncakf"), "keys_only": True}
+    url = service.replace("etcd:", "http:") + "/v3/kv/range"
+    request = urllib.request.Request(url, json.dumps(everything).encode())
+    with urllib.request.urlopen(request, timeout=60) as response:
+        found = json.load(response).get("kvs", [])
+    keys = [base64.b64decode(one["key"]).decode() for one in found]
+    return [key for key in keys if segment in key]
 
 
 def wait_until(holds: Callable[[], bool]) -> None:
@@ -245,10 +263,30 @@ def test_a_dropped_store_leaves_the_catalogue(node: Callable[..., P2PStore], ser
     other = node()
     store = P2PStore("127.0.0.1", service)
     store.register("dropped", [bytes(64)], SHARD)
-    assert other.find("dropped") is not None
+    segment = store.segment_name
+    assert other.find("dropped") is not None and entries_of(service, segment)
     del store
     gc.collect()
-    wait_until(lambda: other.find("dropped") is None)
+    wait_until(lambda: other.find("dropped") is None and not entries_of(service, segment))
+
+
+def test_a_closed_store_leaves_no_entry(service: str) -> None:
+    store = P2PStore("127.0.0.1", service)
+    store.register("closed", [bytes(64)], SHARD)
+    segment = store.segment_name
+    assert entries_of(service, segment)
+    store.close()
+    assert entries_of(service, segment) == []
+
+
+def test_the_end_of_a_program_leaves_no_entry(service: str) -> None:
+    program = (
+        "import sys; from mooncake.p2p import P2PStore\n"
+        "store = P2PStore('127.0.0.1', sys.argv[1]); store.register('ended', [bytes(64)])\n"
+        "print(store.segment_name)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, service], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.startswith("127.0.0.1:") and entries_of(service, done.stdout.strip()) == []
 
 
 def test_waiting_releases_the_interpreter(node: Callable[..., P2PStore]) -> None:
@@ -273,6 +311,8 @@ def test_the_tool_and_the_package_share_a_catalogue(
     seeder = node()
     value = bytes_of(5, 3 * SHARD)
     seeder.register("file", [value], SHARD)
-    words = [sys.executable, "-m", "mooncake", "--hostname", "127.0.0.1", "--metadata", service]
+    hostname = "127.0.0.1:65000"
+    words = [sys.executable, "-m", "mooncake", "--hostname", hostname, "--metadata", service]
     subprocess.run([*words, "p2p", "get", "file", str(tmp_path / "file")], check=True, timeout=120)
     assert (tmp_path / "file").read_bytes() == value
+    assert entries_of(service, hostname) == [], "the program leaves no entry"

@@ -236,6 +236,17 @@ impl P2pStore {
         let inner = self.inner.clone();
         finish(async move { inner.close().await }).await
     }
+
+    /// Closes the store, and then its engine, whose segment leaves the metadata service. For an
+    /// engine without other users.
+    ///
+    /// # Errors
+    /// Returns the first error of the metadata service.
+    pub async fn close_with_engine(&self) -> Result<()> {
+        let closed = self.close().await;
+        let engine = self.inner.engine.clone();
+        closed.and(finish(async move { engine.close().await }).await)
+    }
 }
 
 /// Runs a call in a task of its own, so that it ends in order if its future is dropped.

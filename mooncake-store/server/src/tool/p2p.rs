@@ -31,7 +31,7 @@ pub(super) fn run(session: &Session, task: &P2p) -> Result<()> {
             P2p::Get(args) => get(session, &store, args).await,
             P2p::Ls(args) => list(session, &store, args).await,
         };
-        outcome.and(store.close().await)
+        outcome.and(store.close_with_engine().await)
     })
 }
 
