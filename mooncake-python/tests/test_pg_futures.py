@@ -50,19 +50,27 @@ def callbacks_of_many() -> list[Any]:
     import threading
 
     last = torch.futures.Future()
-    seen = set()
+    caller, store = threading.get_ident(), dist.distributed_c10d._get_default_store()
 
-    def see(_: Any) -> None:
-        seen.add(threading.get_ident())
+    def wait(_: Any) -> bool:
         last.wait()
+        return threading.get_ident() != caller
 
-    # All callbacks block, and the operations go on.
-    waiting = [dist.all_reduce(torch.ones(50_000), async_op=True).get_future().then(see) for _ in range(20)]
+    # All callbacks block, and the operations go on. A callback of a finished operation would run
+    # inside of `then`, so the other rank begins each operation after it.
+    waiting = []
+    for number in range(40):
+        is_first = number % 2 == dist.get_rank()
+        if not is_first:
+            store.wait([f"begun-{number}"])
+        future = dist.all_reduce(torch.ones(50_000), async_op=True).get_future()
+        if is_first:
+            waiting.append(future.then(wait))
+            store.set(f"begun-{number}", "1")
     tensor = torch.ones(1)
     dist.all_reduce(tensor)
     last.set_result(None)
-    torch.futures.wait_all(waiting)
-    return [tensor.item(), len(waiting)]
+    return [tensor.item(), sum(torch.futures.wait_all(waiting))]
 
 
 def test_callbacks_that_block_stop_no_operation(world: World) -> None:
