@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import linecache
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -37,6 +39,19 @@ def sent(number: int, after: float = 0.3) -> Iterator[None]:
         yield
     finally:
         timer.join()
+
+
+def wait_until_it_waits(thread: threading.Thread) -> None:
+    """Returns when a native call, the target of the thread, has released the interpreter. While
+    this thread has the interpreter, the other one is at the line of the call only inside of it.
+    """
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        frame = sys._current_frames().get(thread.ident or 0)
+        if frame is not None and "self._target(" in linecache.getline(frame.f_code.co_filename, frame.f_lineno):
+            return
+        time.sleep(0.01)
+    pytest.fail("the thread does not call its target")
 
 
 @pytest.fixture
@@ -158,6 +173,7 @@ def test_unregistering_can_be_interrupted_and_repeated(own_master: Any, make_sto
     master.freeze()
     put = threading.Thread(target=store.put_from, args=("key", at, 4096))
     put.start()
+    wait_until_it_waits(put)
     begun = time.monotonic()
     with pytest.raises(KeyboardInterrupt), sent(signal.SIGINT, 0.5):
         store.unregister_buffer(at)
