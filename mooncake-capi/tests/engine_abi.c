@@ -6,6 +6,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
+#include "check.h"
 #include "transfer_engine_c.h"
 
 typedef void *handle;
@@ -48,14 +49,6 @@ static const char *names[] = {
     "submitTransferWithNotify", "getTransferStatus", "freeBatchID", "getNotifsFromEngine", "freeNotifsMsgBuf",
     "genNotifyInEngine", "showLinks", "getNicLoadStats", "enableGracefulShutdown", "warmupEfaSegment",
 };
-
-#define CHECK(what)                                                                 \
-    do {                                                                            \
-        if (!(what)) {                                                              \
-            fprintf(stderr, "line %d: this does not hold: %s\n", __LINE__, #what); \
-            return 1;                                                               \
-        }                                                                           \
-    } while (0)
 
 int main(void) {
     CHECK(LOCAL_SEGMENT == 0 && INVALID_BATCH == UINT64_MAX && OPCODE_READ == 0 && OPCODE_WRITE == 1);

@@ -8,17 +8,10 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "check.h"
 #include "transfer_engine_c.h"
 
 #define SIZE (1 << 16)
-
-#define CHECK(what)                                                             \
-    do {                                                                        \
-        if (!(what)) {                                                          \
-            fprintf(stderr, "line %d: this does not hold: %s\n", __LINE__, #what); \
-            exit(1);                                                            \
-        }                                                                       \
-    } while (0)
 
 static transfer_engine_t new_engine(unsigned char *memory, char *name) {
     transfer_engine_t engine = createTransferEngine("P2PHANDSHAKE", "127.0.0.1", "", 0, 1);

@@ -12,17 +12,10 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "check.h"
 #include "transfer_engine_c.h"
 
 #define SIZE (1 << 20)
-
-#define CHECK(what)                                                             \
-    do {                                                                        \
-        if (!(what)) {                                                          \
-            fprintf(stderr, "line %d: this does not hold: %s\n", __LINE__, #what); \
-            exit(1);                                                            \
-        }                                                                       \
-    } while (0)
 
 static void pause_a_little(void) {
     struct timespec time = {0, 1000000};

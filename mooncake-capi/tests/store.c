@@ -9,20 +9,13 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "check.h"
 #include "store_c.h"
 #include "transfer_engine_c.h"
 
 #define SEGMENT (32 << 20)
 #define BUFFER (4 << 20)
 #define SIZE (1 << 20)
-
-#define CHECK(what)                                                                \
-    do {                                                                           \
-        if (!(what)) {                                                             \
-            fprintf(stderr, "line %d: this does not hold: %s\n", __LINE__, #what); \
-            exit(1);                                                               \
-        }                                                                          \
-    } while (0)
 
 static const char *master;
 

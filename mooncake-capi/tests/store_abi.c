@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "check.h"
 #include "store_c.h"
 
 typedef void *handle;
@@ -39,14 +40,6 @@ static const char *names[] = {
     /* In this project only. */
     "find_prefix", "free_prefix",
 };
-
-#define CHECK(what)                                                                 \
-    do {                                                                            \
-        if (!(what)) {                                                              \
-            fprintf(stderr, "line %d: this does not hold: %s\n", __LINE__, #what); \
-            return 1;                                                               \
-        }                                                                           \
-    } while (0)
 
 int main(void) {
     struct mooncake_replicate_config config = {2, 1, 0, NULL, 0};

@@ -88,9 +88,9 @@ pub unsafe extern "C" fn getNicLoadStats(
         }
         let loads = Engine::find(engine.addr())?.engine.transport().transport().nic_loads();
         // SAFETY: promised by the caller.
-        let room = unsafe { count.read() };
-        for (at, load) in loads.iter().take(room).enumerate() {
-            // SAFETY: promised by the caller; the entry is one of the first `room`.
+        let capacity = unsafe { count.read() };
+        for (at, load) in loads.iter().take(capacity).enumerate() {
+            // SAFETY: promised by the caller; the entry is one of the first `capacity`.
             unsafe { stats.add(at).write(stat(load)) };
         }
         // SAFETY: promised by the caller.
