@@ -26,10 +26,11 @@ async fn main() -> Result<()> {
         P2pStore::open_with(engine, catalogue.clone(), P2pOptions::default()).await
     };
     let seeder = node().await?;
+    let checkpoint = pattern();
     let weights = Arc::new(HostMemory::new(LEN)?);
     let region = Region::<TransportSet>::unregistered(weights.clone())?;
     let mut bytes = region.exclusive().map_err(|_| Error::internal("the memory is new"))?;
-    bytes.copy_from(0, &pattern())?;
+    bytes.copy_from(0, &checkpoint)?;
     drop(bytes);
     let options = RegisterOptions { max_shard_size: SHARD, ..RegisterOptions::default() };
     seeder.register(NAME, vec![weights], options).await?;
@@ -46,7 +47,7 @@ async fn main() -> Result<()> {
     for (number, (reader, memory)) in readers.iter().enumerate() {
         let mut bytes = vec![0; LEN];
         Region::<TransportSet>::unregistered(memory.clone())?.slice(0..LEN)?.copy_to(0, &mut bytes)?;
-        if bytes != pattern() {
+        if bytes != checkpoint {
             return Err(Error::internal(format!("reader {number} has other bytes")));
         }
         let (mut of_seeder, mut of_readers) = (0, 0);
