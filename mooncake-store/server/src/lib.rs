@@ -4,6 +4,9 @@
 
 #[cfg(feature = "http")]
 mod admin;
+#[cfg(feature = "events-zmq")]
+#[cfg_attr(not(feature = "cli"), allow(dead_code, reason = "events need a part of what `doctor` compares"))]
+mod block_key;
 #[cfg(feature = "cli")]
 pub mod cli;
 #[cfg(feature = "cli")]

@@ -191,15 +191,15 @@ async fn a_subscriber_sees_what_comes_and_goes() {
     assert_eq!(
         first,
         json!({
-            "event_type": "stored", "type": "BlockStored", "model_name": null, "block_size": null, "additional_salt": null,
+            "event_type": "stored", "type": "BlockStored", "model_name": null, "block_size": 0, "additional_salt": null,
             "lora_name": null, "tenant_id": "default", "backend_id": "b", "medium": "cpu", "dp_rank": null, "group_id": "g",
             "object_key": "0x2a", "seq_hashes": [42], "block_hashes": [42], "session_id": null, "base_block_idx": 0, "parent_hash": null,
-            "token_ids": null, "parent_block_hash": null,
+            "token_ids": [], "parent_block_hash": null, "lora_id": null,
         })
     );
     assert_eq!(events[4]["seq_hashes"], json!([]));
     assert_eq!(events[4]["group_id"], Value::Null);
-    assert!(events[4].get("base_block_idx").is_none());
+    assert_eq!(events[4]["base_block_idx"], 0);
 
     // Objects of an expired client are removed, too.
     clock.advance(Duration::from_secs(11));
@@ -236,6 +236,46 @@ async fn settings_fill_fields() {
         let fields = ["model_name", "additional_salt", "lora_name", "block_size", "dp_rank"];
         let values = fields.map(|field| event[field].clone());
         assert_eq!(values, [json!("m"), json!("s"), json!("l"), json!(64), json!(0)], "{kind}");
+    }
+    server.stop().await;
+}
+
+/// Keys of connectors fill the fields of events. Events have the fields that `BlockStored` and
+/// `BlockRemoved` of vLLM 0.33.0 require, in their types.
+#[tokio::test]
+async fn keys_of_connectors_fill_fields() {
+    let server = MasterServer::start(with_events(|_| {})).await.unwrap();
+    server.master().mount(client(1), &segment(1, MIB)).unwrap();
+    let mut reader = Reader::subscribed(server.addresses().events.unwrap()).await;
+    warm_up(&server, &mut reader).await;
+    let hash = "00112233445566778899aabbccddeeff0123456789abcdeffedcba9876543210";
+    let [low, first] = [0xfedc_ba98_7654_3210_u64, 0x0011_2233_4455_6677];
+    let (of_vllm, of_sglang) =
+        (format!("Qwen/Q@tp_rank:1@pcp0@dcp0@pp_rank:2@group:3@{hash}"), format!("Q_{hash}_1_2_k"));
+    let (of_lmcache, of_its_server) = (format!("m@8@5@{hash}@half"), format!("m@08050401@1@{hash}"));
+    let rows = [
+        (&of_vllm, low, json!(["Qwen/Q", 3, 1, 2, null])),
+        (&of_sglang, first, json!([null, null, 1, 2, null])),
+        (&of_lmcache, low, json!(["m", null, null, null, 5])),
+        (&of_its_server, low, json!(["m", 1, null, null, 5])),
+    ];
+    for (key, hash, wanted) in rows {
+        put(&server, key, "", WriteMode::Put);
+        server.master().remove(key.as_bytes(), true).unwrap();
+        let (_, events) = reader.events(2).await;
+        for event in &events {
+            assert_eq!(event["seq_hashes"], json!([hash]), "{key}");
+            assert_eq!(event["block_hashes"], json!([hash.cast_signed()]), "{key}");
+            let fields = ["model_name", "group_idx", "tp_rank", "pp_rank", "worker_id"];
+            assert_eq!(json!(fields.map(|field| &event[field])), wanted, "{key}");
+        }
+        let [stored, removed] = &events[..] else { panic!("two events") };
+        assert_eq!((&stored["type"], &removed["type"]), (&json!("BlockStored"), &json!("BlockRemoved")));
+        assert_eq!((&stored["block_size"], &stored["token_ids"]), (&json!(0), &json!([])));
+        for field in ["parent_block_hash", "lora_id", "lora_name"] {
+            assert_eq!(stored.get(field), Some(&Value::Null), "{field}");
+        }
+        assert_eq!((&stored["medium"], &removed["medium"]), (&json!("cpu"), &json!("cpu")));
     }
     server.stop().await;
 }

@@ -541,6 +541,27 @@ fn doctor_names_huge_pages_that_are_asked_for_and_not_there() {
     assert!(fix.contains("vm.nr_hugepages"), "{fix}");
 }
 
+/// Two processes that hash one prompt differently find nothing of each other.
+#[test]
+fn doctor_compares_the_keys_of_two_processes() {
+    let folder = tempfile::tempdir().unwrap();
+    let list = |name: &str, hash: &str| {
+        let path = folder.path().join(name).display().to_string();
+        let key = |rank| format!("m@tp_rank:{rank}@pcp0@dcp0@pp_rank:0@group:0@{}\n", hash.repeat(32));
+        std::fs::write(&path, key(0) + &key(1)).unwrap();
+        path
+    };
+    let (one, equal, other) = (list("one", "ab"), list("equal", "ab"), list("other", "cd"));
+    let agreed = tool(&["doctor", "--keys", &one, &equal], b"");
+    assert!(agreed.status == 0 && agreed.text().contains("same blocks: 1"), "{}", agreed.text());
+    let differ = tool(&["--json", "doctor", "--keys", &one, &other], b"");
+    assert_eq!(differ.status, 1);
+    let [grade, _, fix] = finding(&differ.json(), "hashes");
+    assert!(grade == "fail" && fix.contains("sha256_cbor"), "{fix}");
+    let absent = folder.path().join("absent").display().to_string();
+    tool(&["doctor", "--keys", &one, &absent], b"").fails(&["cannot read keys", "absent"]);
+}
+
 /// The tool inherits the limit from the shell.
 #[test]
 fn doctor_names_a_low_limit_of_locked_memory() {

@@ -376,7 +376,7 @@ const KV_EVENTS: &[Flag] = settings! {
     kv_events_emit_legacy_compat: "true" => Read,
     /// Add the key to events; without keys, objects without a hash as key have no events
     kv_events_emit_object_key: "true" => Read,
-    /// Field model_name of events; empty for nil
+    /// Field model_name of events; empty for the model that the key names, or nil
     kv_events_model_name: "" => Read,
     /// Field tenant_id of events
     kv_events_tenant_id: "default" => Idle(EVENTS, check::<String>),
@@ -384,7 +384,7 @@ const KV_EVENTS: &[Flag] = settings! {
     kv_events_additional_salt: "" => Read,
     /// Field lora_name of events; empty for nil
     kv_events_lora_name: "" => Read,
-    /// Field block_size of events; 0 for nil
+    /// Field block_size of events; 0 if it is not known
     kv_events_block_size: "0" => Read,
     /// Field dp_rank of events; nil if the flag is not given
     kv_events_dp_rank: "0" => Read,

@@ -18,9 +18,10 @@ use parking_lot::Mutex;
 use tokio::net::TcpListener;
 use tokio::sync::Notify;
 
-use self::payload::{Event, hash_of, message};
+use self::payload::{Event, message};
 use self::subscribers::Subscribers;
 use super::event_stats::EventStats;
+use crate::block_key::hash_of;
 use crate::config::EventsConfig;
 use mooncake_master::Journal;
 use mooncake_protocol::api::DEFAULT_TENANT;

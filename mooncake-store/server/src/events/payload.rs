@@ -7,6 +7,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 use mooncake_core::ids::ObjectKey;
 use rmp::encode as msgpack;
 
+use crate::block_key::{BlockKey, hash_of};
 use crate::config::EventsConfig;
 
 /// An object that became readable or was removed.
@@ -109,27 +110,33 @@ impl Field<'_> {
     }
 }
 
-/// Returns the fields of an event, in the order of Mooncake C++.
+/// Returns the fields of an event, in the order of Mooncake C++; what only the key of a block tells
+/// is at the end. vLLM's classes of events have no optional block size, and a list of tokens: with
+/// the older fields, an unknown size is 0 and unknown tokens are an empty list.
 fn fields<'a>(
     config: &'a EventsConfig,
     id: u64,
     wall_ms: u64,
     event: &'a Event,
 ) -> Vec<(&'static str, Field<'a>)> {
-    let (name, block) = if event.stored { ("stored", "BlockStored") } else { ("removed", "BlockRemoved") };
+    let (name, kind) = if event.stored { ("stored", "BlockStored") } else { ("removed", "BlockRemoved") };
     let text = |text: &'a str| if text.is_empty() { Field::Nil } else { Field::Text(text) };
     let number = |number: Option<u64>| number.map_or(Field::Nil, Field::Number);
+    let key = event.key.as_bytes();
+    let block = str::from_utf8(key).ok().and_then(BlockKey::parse);
+    let model = Some(config.model_name.as_str()).filter(|name| !name.is_empty());
+    let model = model.or_else(|| block.as_ref()?.model);
     let mut fields = vec![
         ("event_id", Field::Number(id)),
         ("timestamp", Field::Number(wall_ms)),
         ("event_type", Field::Text(name)),
     ];
     if config.legacy {
-        fields.push(("type", Field::Text(block)));
+        fields.push(("type", Field::Text(kind)));
     }
     fields.extend([
-        ("model_name", text(&config.model_name)),
-        ("block_size", number(Some(config.block_size).filter(|size| *size != 0))),
+        ("model_name", text(model.unwrap_or_default())),
+        ("block_size", number(Some(config.block_size).filter(|size| *size != 0 || config.legacy))),
         ("additional_salt", text(&config.additional_salt)),
         ("lora_name", text(&config.lora_name)),
         ("tenant_id", Field::Text(&event.tenant)),
@@ -138,7 +145,6 @@ fn fields<'a>(
         ("dp_rank", number(config.dp_rank)),
         ("group_id", text(&event.group)),
     ]);
-    let key = event.key.as_bytes();
     // Use a text where possible; subscribers that expect a text may reject other bytes.
     let name = |name: &'a [u8]| str::from_utf8(name).map_or(Field::Bytes(name), Field::Text);
     if config.object_key {
@@ -150,56 +156,29 @@ fn fields<'a>(
         fields.push(("block_hashes", Field::Blocks(hash)));
     }
     if event.stored {
-        fields.extend([
-            ("session_id", event.session.as_deref().map_or(Field::Nil, name)),
-            ("base_block_idx", Field::Number(0)),
-            ("parent_hash", Field::Nil),
-            ("token_ids", Field::Nil),
-        ]);
+        fields.push(("session_id", event.session.as_deref().map_or(Field::Nil, name)));
+    }
+    fields.push(("base_block_idx", Field::Number(0)));
+    if event.stored {
+        fields.push(("parent_hash", Field::Nil));
+        fields.push(("token_ids", if config.legacy { Field::Hashes(None) } else { Field::Nil }));
         if config.legacy {
-            fields.push(("parent_block_hash", Field::Nil));
+            fields.extend([("parent_block_hash", Field::Nil), ("lora_id", Field::Nil)]);
         }
     }
+    let known = [
+        ("group_idx", block.and_then(|block| block.cache_group)),
+        ("tp_rank", block.and_then(|block| block.tp_rank)),
+        ("pp_rank", block.and_then(|block| block.pp_rank)),
+        ("worker_id", block.and_then(|block| block.worker)),
+    ];
+    fields.extend(known.into_iter().filter_map(|(name, value)| Some((name, Field::Number(value?)))));
     fields
-}
-
-/// Returns the hash that a key contains: a 64-bit number, decimal or hexadecimal after `0x`.
-pub(super) fn hash_of(key: &[u8]) -> Option<u64> {
-    let text = str::from_utf8(key).ok()?;
-    let (digits, radix) = match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
-        Some(digits) => (digits, 16),
-        None => (text, 10),
-    };
-    // The parser would accept a sign.
-    if !digits.starts_with(|first: char| first.is_digit(radix)) {
-        return None;
-    }
-    u64::from_str_radix(digits, radix).ok()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn hashes_of_keys() {
-        for (key, hash) in [
-            ("12345", Some(12345)),
-            ("0x2a", Some(42)),
-            ("0XFF", Some(255)),
-            ("18446744073709551615", Some(u64::MAX)),
-            ("18446744073709551616", None),
-            ("", None),
-            ("0x", None),
-            ("-1", None),
-            ("+1", None),
-            ("0x-1", None),
-            ("123abc", None),
-        ] {
-            assert_eq!(hash_of(key.as_bytes()), hash, "{key}");
-        }
-        assert_eq!(hash_of(&[0xff]), None);
-    }
 
     #[test]
     fn a_session_without_text_is_bytes() {

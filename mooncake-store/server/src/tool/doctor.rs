@@ -11,6 +11,7 @@ use super::admin::{Admin, Segment};
 use super::args::Doctor;
 use super::connects::{connects, listens};
 use super::finding::{Finding, Grade};
+use super::keys;
 use super::local;
 use super::output::{say, say_json};
 use super::session::Session;
@@ -25,12 +26,13 @@ const SAME_TIME: Duration = Duration::from_secs(1);
 /// Maximum age of the date in an HTTP response, in milliseconds.
 const MAX_DATE_AGE_MS: u64 = 2000;
 
-/// Runs all checks. Returns whether none has failed.
+/// Runs the checks. Returns whether none has failed.
 pub(super) fn examine(session: &Session, args: &Doctor) -> Result<bool> {
-    let mut findings = local::examine();
-    if !args.local {
-        findings.extend(cluster(session));
-    }
+    let findings = match &args.keys[..] {
+        [] if args.local => local::examine(),
+        [] => [local::examine(), cluster(session)].concat(),
+        lists => keys::compare(lists)?,
+    };
     let broken = findings.iter().filter(|at| at.grade == Grade::Bad).count();
     if session.to.json {
         let rows = findings.iter().map(|at| {

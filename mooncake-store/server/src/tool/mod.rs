@@ -8,6 +8,7 @@ mod connects;
 mod curve;
 mod doctor;
 mod finding;
+mod keys;
 mod local;
 mod misses;
 mod objects;
