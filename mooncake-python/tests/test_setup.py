@@ -324,11 +324,32 @@ def test_a_refused_setting_is_named(master, tmp_path, name, value):
 
 def test_empty_settings_count_as_absent(master, tmp_path):
     store = MooncakeDistributedStore()
-    empty = dict.fromkeys(("global_segment_size", "client_http_port", "enable_ssd_offload", "protocol"), "")
+    empty = dict.fromkeys(("client_http_port", "enable_ssd_offload", "protocol"), "")
     assert store.setup(settings(master.address, **empty)) == 0
     store.close()
     path = tmp_path / "config.json"
-    fields = {"local_hostname": "a", "metadata_server": "b", "master_server_address": "c", "local_buffer_size": ""}
+    fields = {"local_hostname": "a", "metadata_server": "b", "master_server_address": "c"}
     path.write_text("\ufeff" + json.dumps({**fields, "client_http_port": "", "tenant_id": ""}), encoding="utf-8")
     config = MooncakeConfig.from_file(str(path))
-    assert (config.local_buffer_size, config.client_http_port, config.tenant_id) == (1 << 30, 9300, "default")
+    assert (config.client_http_port, config.tenant_id) == (9300, "default")
+
+
+@pytest.mark.parametrize("size", ["", " ", "0x1000000", "sixteen", "-1", "nan", "1e400", "16 XB"])
+@pytest.mark.parametrize("name", ["global_segment_size", "local_buffer_size"])
+def test_sizes_that_mean_nothing_are_refused_by_name(master, tmp_path, monkeypatch, name, size):
+    store = MooncakeDistributedStore()
+    assert store.setup(settings(master.address, **{name: size})) == -600
+    assert name in store.last_error().message
+    store.close()
+    path = tmp_path / "config.json"
+    fields = {"local_hostname": "a", "metadata_server": "b", "master_server_address": "c"}
+    path.write_text(json.dumps({**fields, name: size}))
+    with pytest.raises(ValueError, match=name):
+        MooncakeConfig.from_file(str(path))
+    monkeypatch.setenv("MOONCAKE_MASTER", "c")
+    monkeypatch.setenv(f"MOONCAKE_{name.upper()}", size)
+    if size.strip():
+        with pytest.raises(ValueError, match=name):
+            MooncakeConfig.load_from_env()
+    else:
+        assert MooncakeConfig.load_from_env().local_buffer_size == 1 << 30

@@ -1,4 +1,4 @@
-"""Parsers of sizes and switches: `16MB`, `4 GB`, `1.5g`, `1024`, `0x400`; `true`, `off`."""
+"""Parsers of sizes and switches: `16MB`, `4 GB`, `1.5g`, `1024`; `true`, `off`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Any, TypeVar
 _Parsed = TypeVar("_Parsed")
 
 _UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-_SIZE = re.compile(r"\s*\+?(0x[0-9a-f]+|[0-9][0-9_]*(?:\.[0-9]*)?(?:e[+-]?[0-9]+)?|\.[0-9]+)\s*([kmgt]?)(?:i?b)?\s*", re.IGNORECASE)
+_SIZE = re.compile(r"\s*\+?([0-9][0-9_]*(?:\.[0-9]*)?(?:e[+-]?[0-9]+)?|\.[0-9]+)\s*([kmgt]?)(?:i?b)?\s*", re.IGNORECASE)
 _TRUE = ("true", "1", "yes", "on", "enable", "enabled", "y", "t")
+# Settings of memory. An empty one is refused: nobody means no memory, or a default, by it.
+SIZES = ("global_segment_size", "local_buffer_size")
 _FALSE = ("false", "0", "no", "off", "disable", "disabled", "n", "f", "")
 
 
@@ -29,8 +31,6 @@ def parse_size(size: int | str) -> int:
     number, unit = match.groups()
     factor = _UNITS[unit.lower()]
     try:
-        if number[:2] in ("0x", "0X"):
-            return int(number, 16) * factor
         return int(number) * factor if number.isdigit() else int(float(number) * factor)
     except (ValueError, OverflowError):
         raise ValueError(f"invalid size: {size!r}") from None

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mooncake._sizes import parse_size, parsed
+from mooncake._sizes import SIZES, parse_size, parsed
 
 logger = logging.getLogger(__name__)
 
@@ -93,9 +93,9 @@ class MooncakeConfig:
 
     @staticmethod
     def _of(given: Mapping[str, Any]) -> MooncakeConfig:
-        # `null` and an empty text count as absent, except for a protocol, which must be valid if it
-        # is named.
-        fields = {name: value for name, value in given.items() if value is not None and value != ""}
+        # `null` and an empty text count as absent, except for a protocol and sizes, which must be
+        # valid if they are named.
+        fields = {name: value for name, value in given.items() if value is not None and (value != "" or name in SIZES)}
         for name in _REQUIRED:
             if name not in fields:
                 raise ValueError(f"Missing required config field: {name}")

@@ -33,7 +33,7 @@ from mooncake._mooncake import (
     get_alloc_func_addr,
     get_free_func_addr,
 )
-from mooncake._sizes import parse_size, parse_switch, parsed
+from mooncake._sizes import SIZES, parse_size, parse_switch, parsed
 from mooncake._tensors import TensorCalls, _deserialize_tensor, _serialize_tensor, _tensor_metadata_size
 from mooncake._types import (
     ObjectDataType,
@@ -266,15 +266,14 @@ class MooncakeDistributedStore(TensorCalls):
             near = difflib.get_close_matches(unknown, _SETTINGS, 1)
             hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(_SETTINGS)}"
             return self._note(_INVALID_PARAMS, f"setup: unknown key {unknown!r}; {hint}")
-        # An empty value, as templates leave it, counts as absent.
-        texts = {name: text for name, value in config.items() if value is not None and (text := str(value)).strip()}
+        # An empty value, as templates leave it, counts as absent, except for a size.
+        texts = {name: str(value) for name, value in config.items() if value is not None}
+        texts = {name: text for name, text in texts.items() if text.strip() or name in SIZES}
         for name in ("local_hostname", "metadata_server"):
             if not texts.get(name):
                 return self._note(_INVALID_PARAMS, f"setup: {name} is missing")
         try:
-            segment, buffer = (
-                parsed(parse_size, texts, name, str(16 * _MIB)) for name in ("global_segment_size", "local_buffer_size")
-            )
+            segment, buffer = (parsed(parse_size, texts, name, str(16 * _MIB)) for name in SIZES)
             serve = parsed(parse_switch, texts, "enable_client_http_server", "false")
             offload = parsed(parse_switch, texts, "enable_ssd_offload", "false")
             port = parsed(int, texts, "client_http_port", "9300")
