@@ -25,7 +25,7 @@ pub(crate) enum Connector {
     LmCacheServer,
 }
 
-/// What the key of a block tells.
+/// Parts of the key of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BlockKey<'a> {
     pub(crate) connector: Connector,
@@ -46,7 +46,7 @@ pub(crate) struct BlockKey<'a> {
 }
 
 impl<'a> BlockKey<'a> {
-    /// Returns what a key tells, or `None` if no connector builds such keys.
+    /// Returns the parts of a key, or `None` if no connector builds such keys.
     pub(crate) fn parse(key: &'a str) -> Option<Self> {
         Self::of_vllm(key).or_else(|| Self::of_lmcache(key)).or_else(|| Self::of_sglang(key))
     }
@@ -122,8 +122,8 @@ impl<'a> BlockKey<'a> {
             let end = at + part.len();
             if part.len() == SGLANG_DIGITS && is_hex(part) && key[end..].starts_with('_') {
                 let block = Self::new(Connector::Sglang, key, part, at);
-                // `_RANK_k`, or `_RANK_STAGE_k` with several stages; caches that ranks share have no
-                // rank, and other pools have other names.
+                // `_RANK_k`, or `_RANK_STAGE_k` with several stages; caches that ranks share have
+                // no rank, and other pools have other names.
                 let [tp_rank, pp_rank] = match block.after.split('_').collect::<Vec<_>>()[..] {
                     [rank, "k" | "v"] => [number(rank), None],
                     [rank, stage, "k" | "v"] => [number(rank), number(stage)],
@@ -147,8 +147,8 @@ impl<'a> BlockKey<'a> {
     }
 }
 
-/// Returns the hash of 64 bits that a key contains: a number by itself, decimal or hexadecimal after
-/// `0x`, as in Mooncake C++, or the hash in a key of a connector.
+/// Returns the hash of 64 bits that a key contains: a number by itself, decimal or hexadecimal
+/// after `0x`, as in Mooncake C++, or the hash in a key of a connector.
 pub(crate) fn hash_of(key: &[u8]) -> Option<u64> {
     let text = str::from_utf8(key).ok()?;
     let (digits, radix) = match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {

@@ -165,8 +165,8 @@ pub(super) struct Doctor {
     /// Check this host only, without a cluster
     #[arg(long)]
     pub(super) local: bool,
-    /// Compare the keys that two processes stored for one prompt: two files with a key in each line,
-    /// as `ls` prints them
+    /// Compare the keys that two processes stored for one prompt: two files with a key in each
+    /// line, as `ls` prints them
     #[arg(long, num_args = 2, value_names = ["FIRST", "SECOND"], conflicts_with = "local")]
     pub(super) keys: Vec<PathBuf>,
 }
