@@ -154,6 +154,7 @@ const OTHER_FLAGS: &[&str] = &[
     "--kv_events_queue_capacity=1",
     "--kv_events_emit_legacy_compat=false",
     "--kv_events_emit_object_key=false",
+    "--kv_events_emit_look_ups=true",
     "--kv_events_model_name=model",
     "--kv_events_additional_salt=salt",
     "--kv_events_lora_name=lora",

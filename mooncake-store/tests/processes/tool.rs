@@ -8,7 +8,7 @@ use mooncake_core::fault_injection::VARIABLE;
 use mooncake_core::ids::{ClientId, SegmentId, Uuid};
 use mooncake_core::replica::Segment;
 use mooncake_store::client::Client;
-use mooncake_store::config::MasterConfig;
+use mooncake_store::config::{EventsConfig, MasterConfig};
 use mooncake_store::master::{MasterOptions, TenantQuota};
 use mooncake_store::protocol::frame;
 use mooncake_store::protocol::pack::{self, Answer};
@@ -24,12 +24,17 @@ struct Cluster {
 
 impl Cluster {
     async fn start(options: MasterOptions) -> Self {
+        Self::with_events(options, None).await
+    }
+
+    async fn with_events(options: MasterOptions, events: Option<EventsConfig>) -> Self {
         let config = MasterConfig {
             rpc_address: "127.0.0.1".into(),
             rpc_port: 0,
             metrics_host: "127.0.0.1".into(),
             metrics_port: 0,
             options,
+            events,
             ..MasterConfig::default()
         };
         let master = MasterServer::start(config).await.unwrap();
@@ -539,6 +544,48 @@ fn doctor_names_huge_pages_that_are_asked_for_and_not_there() {
     let [grade, found, fix] = run("1");
     assert!(grade == "fail" && found.contains("MC_STORE_USE_HUGEPAGE"), "{found}");
     assert!(fix.contains("vm.nr_hugepages"), "{fix}");
+}
+
+/// What clients look up becomes a trace: a row for each request, with its blocks in order.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn look_ups_are_recorded_as_a_trace() {
+    let events = EventsConfig {
+        host: "127.0.0.1".into(),
+        port: 0,
+        backend_id: "pool".into(),
+        look_ups: true,
+        ..EventsConfig::default()
+    };
+    let cluster = Cluster::with_events(MasterOptions::default(), Some(events)).await;
+    let address = cluster.master.addresses().events.unwrap().to_string();
+    let mut recorder = Command::new(env!("CARGO_BIN_EXE_mooncake"))
+        .args(["trace", "record", "--events", &address, "--requests", "3", "--block-tokens", "16"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // The recorder is subscribed when a look-up reaches it.
+    let mut number = 0_u64;
+    while recorder.try_wait().unwrap().is_none() {
+        let keys = [number, number + 1].map(|block| block.to_string());
+        cluster.client.batch_exist(&keys).await.unwrap();
+        number += 1;
+    }
+    let output = recorder.wait_with_output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success() && said.contains("requests: 3, blocks: 6"), "{said}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    let rows: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(rows.len(), 3);
+    let first = rows[0]["hash_ids"][0].as_u64().unwrap();
+    for (row, block) in rows.iter().zip(first..) {
+        assert_eq!(row["hash_ids"], json!([block, block + 1]));
+        assert_eq!((&row["input_length"], &row["output_length"]), (&json!(32), &json!(0)));
+    }
+    assert_eq!(rows[0]["timestamp"], 0);
+    cluster.stop().await;
+    let nobody = tool(&["trace", "record", "--events", &address, "--timeout", "1"], b"");
+    nobody.fails(&["cannot subscribe to events", "--enable_kv_events"]);
 }
 
 /// Two processes that hash one prompt differently find nothing of each other.

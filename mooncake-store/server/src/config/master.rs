@@ -152,13 +152,13 @@ pub struct EventsConfig {
     pub port: u16,
     /// Name of this cache in events.
     pub backend_id: String,
-    /// Name of the model in events; nil if empty.
+    /// Name of the model in events; if empty, the model that the key names, or nil.
     pub model_name: String,
     /// Salt of hashes in events; nil if empty.
     pub additional_salt: String,
     /// Name of the LoRA adapter in events; nil if empty.
     pub lora_name: String,
-    /// Number of tokens of a block in events; nil if 0.
+    /// Number of tokens of a block in events; 0 if it is not known.
     pub block_size: u64,
     /// Rank of data parallelism in events; nil if absent.
     pub dp_rank: Option<u64>,
@@ -166,8 +166,10 @@ pub struct EventsConfig {
     pub legacy: bool,
     /// True to add the key to events (true). Otherwise events without a hash are left out.
     pub object_key: bool,
+    /// True to publish the look-ups of clients, too (false).
+    pub look_ups: bool,
     /// Maximum number of queued events (65536); 0 for no limit. A full queue drops the oldest
-    /// event.
+    /// event. A look-up counts as one event for each key.
     pub capacity: usize,
 }
 
@@ -184,6 +186,7 @@ impl Default for EventsConfig {
             dp_rank: None,
             legacy: true,
             object_key: true,
+            look_ups: false,
             capacity: 65536,
         }
     }

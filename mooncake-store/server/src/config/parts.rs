@@ -285,6 +285,7 @@ impl Settings {
             capacity: self.read("kv_events_queue_capacity", count)?,
             legacy: self.on("kv_events_emit_legacy_compat")?,
             object_key: self.on("kv_events_emit_object_key")?,
+            look_ups: self.on("kv_events_emit_look_ups")?,
             ..EventsConfig::default()
         };
         if !self.on("enable_kv_events")? {

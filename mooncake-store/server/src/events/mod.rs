@@ -1,9 +1,11 @@
 //! Events about stored and removed objects, published over ZeroMQ in the format of Mooncake C++.
-//! Routers use them to send requests to nodes with cached data.
+//! Routers use them to send requests to nodes with cached data. Events about look-ups, which
+//! Mooncake C++ lacks, make traces.
 
 mod payload;
 mod subscribers;
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -18,13 +20,14 @@ use parking_lot::Mutex;
 use tokio::net::TcpListener;
 use tokio::sync::Notify;
 
-use self::payload::{Event, message};
+use self::payload::{Event, LookUp, ObjectEvent, message};
 use self::subscribers::Subscribers;
 use super::event_stats::EventStats;
-use crate::block_key::hash_of;
 use crate::config::EventsConfig;
 use mooncake_master::Journal;
 use mooncake_protocol::api::DEFAULT_TENANT;
+use mooncake_protocol::message::{BatchExistKey, BatchProbeKey, ExistKey, LocatePrefix, ProbeKey, Request};
+use mooncake_protocol::pack::decode;
 
 /// Maximum number of events in one message.
 const BATCH: usize = 64;
@@ -43,6 +46,8 @@ pub(super) struct Feed {
 #[derive(Debug)]
 struct Queue {
     events: VecDeque<Event>,
+    /// Sum of the weights of the events.
+    weight: usize,
     next_event: u64,
     /// Number of the next message. Each lost event skips a number, so that subscribers notice the
     /// loss.
@@ -84,7 +89,7 @@ pub(super) async fn start(
     let feed = Arc::new(Feed {
         config: config.clone(),
         clock,
-        queue: Mutex::new(Queue { events: VecDeque::new(), next_event: 1, next_message: 1 }),
+        queue: Mutex::new(Queue { events: VecDeque::new(), weight: 0, next_event: 1, next_message: 1 }),
         filled: Notify::new(),
         subscribers: Subscribers::default(),
         counts: Counts::default(),
@@ -97,19 +102,53 @@ pub(super) async fn start(
 }
 
 impl Feed {
-    fn push(&self, stored: bool, tenant: &str, key: &ObjectKey, group: &str, session: Option<&[u8]>) {
-        let tenant = if tenant == DEFAULT_TENANT { DEFAULT_TENANT.into() } else { tenant.to_owned().into() };
+    fn push_object(&self, stored: bool, tenant: &str, key: &ObjectKey, group: &str, session: Option<&[u8]>) {
         let (group, session) = (group.to_owned(), session.map(Box::from));
-        let event = Event { stored, tenant, key: key.clone(), group, session };
+        let event = ObjectEvent { stored, tenant: shared(tenant), key: key.clone(), group, session };
+        self.push(Event::Object(event));
+    }
+
+    fn push(&self, event: Event) {
         let mut queue = self.queue.lock();
-        if self.config.capacity != 0 && queue.events.len() >= self.config.capacity {
-            queue.events.pop_front();
+        queue.weight += event.weight();
+        queue.events.push_back(event);
+        while self.config.capacity != 0 && queue.weight > self.config.capacity && queue.events.len() > 1 {
+            let Some(oldest) = queue.events.pop_front() else { break };
+            queue.weight -= oldest.weight();
             queue.next_message += 1;
             self.counts.dropped.fetch_add(1, Relaxed);
         }
-        queue.events.push_back(event);
         drop(queue);
         self.filled.notify_one();
+    }
+
+    /// Publishes the keys of a call that looks objects up, if the settings want it. Other calls
+    /// have no effect.
+    pub(super) fn observe(&self, function: u32, body: &[u8]) {
+        if !self.config.look_ups {
+            return;
+        }
+        let looked_up = match function {
+            ExistKey::FUNCTION => decode::<ExistKey<'_>>(body).map(|call| (vec![call.key], call.tenant)),
+            ProbeKey::FUNCTION => decode::<ProbeKey<'_>>(body).map(|call| (vec![call.key], call.tenant)),
+            BatchExistKey::FUNCTION => {
+                decode::<BatchExistKey<'_>>(body).map(|call| (call.keys.into_owned(), call.tenant))
+            }
+            BatchProbeKey::FUNCTION => {
+                decode::<BatchProbeKey<'_>>(body).map(|call| (call.keys.into_owned(), call.tenant))
+            }
+            LocatePrefix::FUNCTION => {
+                decode::<LocatePrefix<'_>>(body).map(|call| (call.keys.into_owned(), call.tenant))
+            }
+            _ => return,
+        };
+        // The master has refused a call that cannot be decoded, and keys that are too long.
+        let Ok((keys, tenant)) = looked_up else { return };
+        let keys: Vec<ObjectKey> = keys.into_iter().filter_map(|key| ObjectKey::new(key).ok()).collect();
+        if !keys.is_empty() {
+            let tenant = if tenant.is_empty() { DEFAULT_TENANT } else { tenant };
+            self.push(Event::LookUp(LookUp { tenant: shared(tenant), keys }));
+        }
     }
 
     async fn publish(self: Arc<Self>) {
@@ -129,14 +168,16 @@ impl Feed {
     fn next_message(&self) -> Option<bytes::Bytes> {
         let mut queue = self.queue.lock();
         loop {
-            let count = queue.events.len().min(BATCH);
-            if count == 0 {
-                return None;
-            }
+            // A subscriber that decodes only objects refuses a message with a look-up.
+            let kind = queue.events.front().map(std::mem::discriminant)?;
+            let alike =
+                queue.events.iter().take(BATCH).take_while(|one| std::mem::discriminant(*one) == kind);
+            let count = alike.count();
             let taken: Vec<Event> = queue.events.drain(..count).collect();
             let mut events = Vec::with_capacity(count);
             for event in taken {
-                if hash_of(event.key.as_bytes()).is_none() {
+                queue.weight -= event.weight();
+                if !event.has_hash() {
                     self.counts.without_hash.fetch_add(1, Relaxed);
                     if !self.config.object_key {
                         continue;
@@ -168,12 +209,17 @@ impl Feed {
     }
 }
 
+/// Returns the name of a tenant, without an allocation for the usual one.
+fn shared(tenant: &str) -> Cow<'static, str> {
+    if tenant == DEFAULT_TENANT { DEFAULT_TENANT.into() } else { tenant.to_owned().into() }
+}
+
 impl Journal for Feed {
     fn stored(&self, tenant: &str, key: &ObjectKey, group: &str, session: Option<&[u8]>) {
-        self.push(true, tenant, key, group, session);
+        self.push_object(true, tenant, key, group, session);
     }
 
     fn removed(&self, tenant: &str, key: &ObjectKey, group: &str) {
-        self.push(false, tenant, key, group, None);
+        self.push_object(false, tenant, key, group, None);
     }
 }

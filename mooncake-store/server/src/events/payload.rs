@@ -10,9 +10,41 @@ use rmp::encode as msgpack;
 use crate::block_key::{BlockKey, hash_of};
 use crate::config::EventsConfig;
 
+/// What happened to objects.
+#[derive(Debug)]
+pub(super) enum Event {
+    Object(ObjectEvent),
+    LookUp(LookUp),
+}
+
+impl Event {
+    /// Returns the share of the event in a full queue: its number of keys.
+    pub(super) fn weight(&self) -> usize {
+        match self {
+            Self::Object(_) => 1,
+            Self::LookUp(look_up) => look_up.keys.len(),
+        }
+    }
+
+    /// Returns whether a key of the event has a hash.
+    pub(super) fn has_hash(&self) -> bool {
+        match self {
+            Self::Object(object) => hash_of(object.key.as_bytes()).is_some(),
+            Self::LookUp(look_up) => look_up.keys.iter().any(|key| hash_of(key.as_bytes()).is_some()),
+        }
+    }
+}
+
+/// Keys that a client looked up in one call, in their order.
+#[derive(Debug)]
+pub(super) struct LookUp {
+    pub(super) tenant: Cow<'static, str>,
+    pub(super) keys: Vec<ObjectKey>,
+}
+
 /// An object that became readable or was removed.
 #[derive(Debug)]
-pub(super) struct Event {
+pub(super) struct ObjectEvent {
     pub(super) stored: bool,
     /// Tenant; usually `default`, which needs no allocation.
     pub(super) tenant: Cow<'static, str>,
@@ -55,7 +87,10 @@ fn payload(config: &EventsConfig, wall_ms: u64, events: &[(u64, Event)]) -> Vec<
     let _ = msgpack::write_uint(&mut out, wall_ms);
     let _ = msgpack::write_array_len(&mut out, u32::try_from(events.len()).unwrap_or(u32::MAX));
     for (id, event) in events {
-        let fields = fields(config, *id, wall_ms, event);
+        let fields = match event {
+            Event::Object(event) => fields(config, *id, wall_ms, event),
+            Event::LookUp(event) => fields_of_look_up(config, *id, wall_ms, event),
+        };
         let _ = msgpack::write_map_len(&mut out, u32::try_from(fields.len()).unwrap_or(u32::MAX));
         for (name, value) in fields {
             let _ = msgpack::write_str(&mut out, name);
@@ -74,6 +109,10 @@ enum Field<'a> {
     Hashes(Option<u64>),
     /// Hashes as signed numbers.
     Blocks(Option<u64>),
+    /// A list of hashes, nil for a key without one.
+    AllHashes(&'a [ObjectKey]),
+    /// A list of keys.
+    Names(&'a [ObjectKey]),
 }
 
 impl Field<'_> {
@@ -106,8 +145,44 @@ impl Field<'_> {
                     let _ = msgpack::write_sint(out, *hash as i64);
                 });
             }
+            Field::AllHashes(keys) => {
+                let _ = msgpack::write_array_len(out, u32::try_from(keys.len()).unwrap_or(u32::MAX));
+                for key in *keys {
+                    hash_of(key.as_bytes()).map_or(Field::Nil, Field::Number).write(out);
+                }
+            }
+            Field::Names(keys) => {
+                let _ = msgpack::write_array_len(out, u32::try_from(keys.len()).unwrap_or(u32::MAX));
+                keys.iter().for_each(|key| text_or_bytes(key.as_bytes()).write(out));
+            }
         }
     }
+}
+
+/// Returns a text where possible; subscribers that expect a text may reject other bytes.
+fn text_or_bytes(name: &[u8]) -> Field<'_> {
+    str::from_utf8(name).map_or(Field::Bytes(name), Field::Text)
+}
+
+/// Returns the fields of an event about a look-up.
+fn fields_of_look_up<'a>(
+    config: &'a EventsConfig,
+    id: u64,
+    wall_ms: u64,
+    event: &'a LookUp,
+) -> Vec<(&'static str, Field<'a>)> {
+    let mut fields = vec![
+        ("event_id", Field::Number(id)),
+        ("timestamp", Field::Number(wall_ms)),
+        ("event_type", Field::Text("looked_up")),
+        ("tenant_id", Field::Text(&event.tenant)),
+        ("backend_id", Field::Text(&config.backend_id)),
+        ("seq_hashes", Field::AllHashes(&event.keys)),
+    ];
+    if config.object_key {
+        fields.push(("object_keys", Field::Names(&event.keys)));
+    }
+    fields
 }
 
 /// Returns the fields of an event, in the order of Mooncake C++; what only the key of a block tells
@@ -117,7 +192,7 @@ fn fields<'a>(
     config: &'a EventsConfig,
     id: u64,
     wall_ms: u64,
-    event: &'a Event,
+    event: &'a ObjectEvent,
 ) -> Vec<(&'static str, Field<'a>)> {
     let (name, kind) = if event.stored { ("stored", "BlockStored") } else { ("removed", "BlockRemoved") };
     let text = |text: &'a str| if text.is_empty() { Field::Nil } else { Field::Text(text) };
@@ -145,10 +220,8 @@ fn fields<'a>(
         ("dp_rank", number(config.dp_rank)),
         ("group_id", text(&event.group)),
     ]);
-    // Use a text where possible; subscribers that expect a text may reject other bytes.
-    let name = |name: &'a [u8]| str::from_utf8(name).map_or(Field::Bytes(name), Field::Text);
     if config.object_key {
-        fields.push(("object_key", name(key)));
+        fields.push(("object_key", text_or_bytes(key)));
     }
     let hash = hash_of(key);
     fields.push(("seq_hashes", Field::Hashes(hash)));
@@ -156,7 +229,7 @@ fn fields<'a>(
         fields.push(("block_hashes", Field::Blocks(hash)));
     }
     if event.stored {
-        fields.push(("session_id", event.session.as_deref().map_or(Field::Nil, name)));
+        fields.push(("session_id", event.session.as_deref().map_or(Field::Nil, text_or_bytes)));
     }
     fields.push(("base_block_idx", Field::Number(0)));
     if event.stored {
@@ -185,7 +258,7 @@ mod tests {
         let has = |session: Option<&[u8]>, encoded: &[u8]| {
             let key = ObjectKey::new("k").unwrap();
             let (tenant, group, session) = ("default".into(), String::new(), session.map(Box::from));
-            let event = Event { stored: true, tenant, key, group, session };
+            let event = Event::Object(ObjectEvent { stored: true, tenant, key, group, session });
             let encoded = [b"\xaasession_id", encoded].concat();
             let payload = payload(&EventsConfig::default(), 1, &[(1, event)]);
             payload.windows(encoded.len()).any(|part| part == encoded)

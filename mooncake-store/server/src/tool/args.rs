@@ -105,6 +105,35 @@ pub(super) enum Task {
     /// Files: distribute large files from node to node, without a master (P2P Store)
     #[command(subcommand)]
     P2p(P2p),
+    /// Traces: write what clients look up as a trace for `replay`
+    #[command(subcommand)]
+    Trace(Trace),
+}
+
+#[derive(Clone, Debug, Subcommand)]
+pub(super) enum Trace {
+    /// Record until an interrupt. The master needs --enable_kv_events and
+    /// --kv_events_emit_look_ups=true
+    Record(TraceRecord),
+}
+
+#[derive(Clone, Debug, ClapArgs)]
+pub(super) struct TraceRecord {
+    /// Endpoint of the events [default: the master's host, port 5557]
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(super) events: Option<String>,
+    /// File to write; standard output if absent
+    #[arg(long, short)]
+    pub(super) output: Option<PathBuf>,
+    /// Number of tokens of a block, for the lengths of the rows
+    #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(super) block_tokens: u64,
+    /// End after this number of requests
+    #[arg(long, value_name = "COUNT")]
+    pub(super) requests: Option<u64>,
+    /// Seconds in which equal look-ups count as one request
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
+    pub(super) repeat_window: Duration,
 }
 
 #[derive(Clone, Debug, Subcommand)]

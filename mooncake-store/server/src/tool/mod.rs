@@ -8,6 +8,7 @@ mod connects;
 mod curve;
 mod doctor;
 mod finding;
+mod interrupt;
 mod keys;
 mod local;
 mod misses;
@@ -18,7 +19,9 @@ mod prefetch;
 mod progress;
 mod session;
 mod status;
+mod subscriber;
 mod top;
+mod trace;
 
 use std::ffi::OsString;
 
@@ -96,5 +99,6 @@ fn run_task(session: &Session, task: Task) -> Result<bool> {
         Task::Bench(args) => bench::run(session, &args).map(|()| true),
         Task::Doctor(args) => doctor::examine(session, &args),
         Task::P2p(task) => p2p::run(session, &task).map(|()| true),
+        Task::Trace(task) => trace::run(session, &task).map(|()| true),
     }
 }

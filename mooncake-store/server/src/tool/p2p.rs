@@ -13,9 +13,9 @@ use mooncake_p2p::{
     GetOptions, GetProgress, ObjectInfo, P2pOptions, P2pStore, RegisterOptions, engine_builder,
 };
 use serde_json::json;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::args::{P2p, P2pGet, P2pLs, P2pSeed};
+use super::interrupt::Interrupt;
 use super::output::{human, say, say_json, table};
 use super::progress::Progress;
 use super::session::Session;
@@ -110,23 +110,6 @@ fn announce(session: &Session, store: &P2pStore, name: &str, bytes: u64) -> Resu
     match session.to.json {
         true => say_json(&json!({"name": name, "bytes": bytes, "segment": store.segment_name()})),
         false => say(format_args!("serving {name:?}, {}, until an interrupt", human(bytes))),
-    }
-}
-
-/// Signals that end the program in order: SIGINT and SIGTERM.
-struct Interrupt([Signal; 2]);
-
-impl Interrupt {
-    fn new() -> Result<Self> {
-        Ok(Self([signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?]))
-    }
-
-    async fn wait(&mut self) {
-        let [interrupt, terminate] = &mut self.0;
-        tokio::select! {
-            _ = interrupt.recv() => {}
-            _ = terminate.recv() => {}
-        }
     }
 }
 
