@@ -546,7 +546,7 @@ fn doctor_names_huge_pages_that_are_asked_for_and_not_there() {
     assert!(fix.contains("vm.nr_hugepages"), "{fix}");
 }
 
-/// What clients look up becomes a trace: a row for each request, with its blocks in order.
+/// Look-ups of clients become a trace: a row for each request, with its blocks in order.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn look_ups_are_recorded_as_a_trace() {
     let events = EventsConfig {
@@ -584,8 +584,8 @@ async fn look_ups_are_recorded_as_a_trace() {
     }
     assert_eq!(rows[0]["timestamp"], 0);
     cluster.stop().await;
-    let nobody = tool(&["trace", "record", "--events", &address, "--timeout", "1"], b"");
-    nobody.fails(&["cannot subscribe to events", "--enable_kv_events"]);
+    let absent = tool(&["trace", "record", "--events", &address, "--timeout", "1"], b"");
+    absent.fails(&["cannot subscribe to events", "--enable_kv_events"]);
 }
 
 /// Two processes that hash one prompt differently find nothing of each other.

@@ -10,7 +10,7 @@ use rmp::encode as msgpack;
 use crate::block_key::{BlockKey, hash_of};
 use crate::config::EventsConfig;
 
-/// What happened to objects.
+/// A change or a use of objects.
 #[derive(Debug)]
 pub(super) enum Event {
     Object(ObjectEvent),

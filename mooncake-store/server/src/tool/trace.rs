@@ -171,8 +171,8 @@ impl Recorder {
     }
 }
 
-/// Returns the blocks of a look-up in their order, each once: the keys of several ranks, and of keys
-/// and values, name the same block.
+/// Returns the blocks of a look-up in their order, each once: the keys of several ranks, and of
+/// keys and values, name the same block.
 fn block_ids(event: &Value) -> Vec<u64> {
     let (Some(hashes), names) = (event["seq_hashes"].as_array(), event["object_keys"].as_array()) else {
         return Vec::new();
