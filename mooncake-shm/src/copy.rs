@@ -9,6 +9,7 @@ use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_transport::{Completion, Opcode};
 use parking_lot::{Condvar, Mutex};
 
+use crate::bytes;
 use crate::pages::MappedFile;
 
 pub(crate) type Link = mooncake_ipc::Link<MappedFile>;
@@ -48,8 +49,8 @@ impl Copy {
         unsafe {
             let remote = self.region.mapping().0.span().ptr.add(self.region.offset_of(self.remote));
             match self.opcode {
-                Opcode::Read => local.copy_from(remote, len),
-                Opcode::Write => local.copy_to(remote, len),
+                Opcode::Read => bytes::copy(local.as_ptr(), remote.as_ptr(), len),
+                Opcode::Write => bytes::copy(remote.as_ptr(), local.as_ptr(), len),
             }
         }
         // If the region was closed meanwhile, the memory may have been detached, and the bytes are

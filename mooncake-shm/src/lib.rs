@@ -3,6 +3,8 @@
 #![deny(unsafe_code)]
 
 #[allow(unsafe_code)]
+mod bytes;
+#[allow(unsafe_code)]
 mod copy;
 #[allow(unsafe_code)]
 mod pages;
