@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 
 _Parsed = TypeVar("_Parsed")
 
+# Settings of memory. An empty one is refused, as by Mooncake C++.
+SIZES = ("global_segment_size", "local_buffer_size")
 _UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _SIZE = re.compile(r"\s*\+?([0-9][0-9_]*(?:\.[0-9]*)?(?:e[+-]?[0-9]+)?|\.[0-9]+)\s*([kmgt]?)(?:i?b)?\s*", re.IGNORECASE)
 _TRUE = ("true", "1", "yes", "on", "enable", "enabled", "y", "t")
-# Settings of memory. An empty one is refused, as by Mooncake C++.
-SIZES = ("global_segment_size", "local_buffer_size")
 _FALSE = ("false", "0", "no", "off", "disable", "disabled", "n", "f", "")
 
 
