@@ -147,18 +147,23 @@ impl<'a> BlockKey<'a> {
     }
 }
 
-/// Returns the hash of 64 bits that a key contains: a number by itself, decimal or hexadecimal
-/// after `0x`, as in Mooncake C++, or the hash in a key of a connector.
-pub(crate) fn hash_of(key: &[u8]) -> Option<u64> {
-    let text = str::from_utf8(key).ok()?;
+/// Returns the parts of the key of a block, and the hash of 64 bits that a key contains: that of
+/// the block, or the whole key as a number, decimal or hexadecimal after `0x`, as in Mooncake C++.
+pub(crate) fn read(key: &[u8]) -> (Option<BlockKey<'_>>, Option<u64>) {
+    let Ok(text) = str::from_utf8(key) else { return (None, None) };
+    let block = BlockKey::parse(text);
+    (block, block.map_or_else(|| number_in(text), |block| block.hash64()))
+}
+
+fn number_in(text: &str) -> Option<u64> {
     let (digits, radix) = match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
         Some(digits) => (digits, 16),
         None => (text, 10),
     };
     // The parser would accept a sign.
-    let is_number = digits.starts_with(|first: char| first.is_digit(radix));
-    let number = is_number.then(|| u64::from_str_radix(digits, radix).ok()).flatten();
-    number.or_else(|| BlockKey::parse(text)?.hash64())
+    digits
+        .starts_with(|first: char| first.is_digit(radix))
+        .then(|| u64::from_str_radix(digits, radix).ok())?
 }
 
 fn is_hex(text: &str) -> bool {
@@ -191,9 +196,9 @@ mod tests {
             ("0x-1", None),
             ("123abc", None),
         ] {
-            assert_eq!(hash_of(key.as_bytes()), hash, "{key}");
+            assert_eq!(read(key.as_bytes()), (None, hash), "{key}");
         }
-        assert_eq!(hash_of(&[0xff]), None);
+        assert_eq!(read(&[0xff]), (None, None));
     }
 
     #[test]

@@ -40,6 +40,8 @@ mod summary;
 mod ticker;
 #[cfg(feature = "cli")]
 pub mod tool;
+#[cfg(feature = "events-zmq")]
+mod zmtp;
 
 pub use self::event_stats::EventStats;
 pub use self::master_server::{Addresses, MasterServer};

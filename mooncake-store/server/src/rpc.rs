@@ -54,7 +54,7 @@ impl Service for Counted {
         let is_long = body.len() > LONG_BODY || self.calls.treatment(function).visits_all;
         let (outcome, tally) = if is_long { run_blocking(call) } else { call() };
         self.state.requests.count(function, tally, clock.now().since(begun));
-        if let Some(feed) = &self.state.events {
+        if let (Some(feed), Ok(())) = (&self.state.events, &outcome) {
             feed.observe(function, body);
         }
         outcome

@@ -376,7 +376,7 @@ const KV_EVENTS: &[Flag] = settings! {
     kv_events_emit_legacy_compat: "true" => Read,
     /// Add the key to events; without keys, objects without a hash as key have no events
     kv_events_emit_object_key: "true" => Read,
-    /// Publish the keys that clients look up, too, in messages of their own, for `mooncake trace
+    /// Publish the blocks that clients look up, too, in messages of their own, for `mooncake trace
     /// record`
     kv_events_emit_look_ups: "false" => Read,
     /// Field model_name of events; empty for the model that the key names, or nil

@@ -169,7 +169,7 @@ pub struct EventsConfig {
     /// True to publish the look-ups of clients, too (false).
     pub look_ups: bool,
     /// Maximum number of queued events (65536); 0 for no limit. A full queue drops the oldest
-    /// event. A look-up counts as one event for each key.
+    /// event. A look-up counts as one event for each block, and is dropped itself.
     pub capacity: usize,
 }
 

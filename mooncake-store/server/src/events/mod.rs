@@ -110,9 +110,16 @@ impl Feed {
 
     fn push(&self, event: Event) {
         let mut queue = self.queue.lock();
+        let is_full = |weight| self.config.capacity != 0 && weight > self.config.capacity;
+        if matches!(event, Event::LookUp(_)) && is_full(queue.weight + event.weight()) {
+            // Routers need the events about objects more.
+            queue.next_message += 1;
+            self.counts.dropped.fetch_add(1, Relaxed);
+            return;
+        }
         queue.weight += event.weight();
         queue.events.push_back(event);
-        while self.config.capacity != 0 && queue.weight > self.config.capacity && queue.events.len() > 1 {
+        while is_full(queue.weight) {
             let Some(oldest) = queue.events.pop_front() else { break };
             queue.weight -= oldest.weight();
             queue.next_message += 1;
@@ -142,12 +149,11 @@ impl Feed {
             }
             _ => return,
         };
-        // The master has refused a call that cannot be decoded, and keys that are too long.
+        // The master has refused a call that cannot be decoded.
         let Ok((keys, tenant)) = looked_up else { return };
-        let keys: Vec<ObjectKey> = keys.into_iter().filter_map(|key| ObjectKey::new(key).ok()).collect();
         if !keys.is_empty() {
             let tenant = if tenant.is_empty() { DEFAULT_TENANT } else { tenant };
-            self.push(Event::LookUp(LookUp { tenant: shared(tenant), keys }));
+            self.push(Event::LookUp(LookUp::new(shared(tenant), &keys)));
         }
     }
 
@@ -221,5 +227,42 @@ impl Journal for Feed {
 
     fn removed(&self, tenant: &str, key: &ObjectKey, group: &str) {
         self.push_object(false, tenant, key, group, None);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mooncake_core::clock::ManualClock;
+    use mooncake_protocol::pack::encode;
+
+    /// Routers need each change of an object; a trace may lack a look-up.
+    #[tokio::test]
+    async fn a_full_queue_drops_look_ups_and_keeps_objects() {
+        let config = EventsConfig {
+            host: "127.0.0.1".into(),
+            port: 0,
+            capacity: 3,
+            look_ups: true,
+            ..EventsConfig::default()
+        };
+        let (feed, _publisher, _) = start(&config, Arc::new(ManualClock::new())).await.unwrap();
+        let look_up = |keys: &[&[u8]]| {
+            let mut body = Vec::new();
+            encode(&BatchExistKey { keys: keys.into(), tenant: "" }, &mut body);
+            feed.observe(BatchExistKey::FUNCTION, &body);
+        };
+        let key = ObjectKey::new("a").unwrap();
+        // The publisher does not run before the next wait.
+        feed.stored(DEFAULT_TENANT, &key, "", None);
+        feed.removed(DEFAULT_TENANT, &key, "");
+        look_up(&[b"a", b"b"]);
+        assert_eq!((feed.queue.lock().events.len(), feed.stats().dropped), (2, 1));
+        look_up(&[b"a", b"a"]);
+        assert_eq!((feed.queue.lock().weight, feed.stats().dropped), (3, 1));
+        feed.stored(DEFAULT_TENANT, &key, "", None);
+        let queue = feed.queue.lock();
+        let kinds: Vec<_> = queue.events.iter().map(|event| matches!(event, Event::Object(_))).collect();
+        assert_eq!((kinds, queue.weight, queue.next_message), (vec![true, false, true], 3, 3));
     }
 }

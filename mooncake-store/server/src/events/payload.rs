@@ -1,14 +1,17 @@
 //! Encoding of events as in Mooncake C++: three frames, the last one in MessagePack.
 
 use std::borrow::Cow;
+use std::collections::HashSet;
+use std::hash::{DefaultHasher, Hasher as _};
 use std::str;
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::{Bytes, BytesMut};
 use mooncake_core::ids::ObjectKey;
 use rmp::encode as msgpack;
 
-use crate::block_key::{BlockKey, hash_of};
+use crate::block_key;
 use crate::config::EventsConfig;
+use crate::zmtp::put_frame;
 
 /// A change or a use of objects.
 #[derive(Debug)]
@@ -18,28 +21,47 @@ pub(super) enum Event {
 }
 
 impl Event {
-    /// Returns the share of the event in a full queue: its number of keys.
+    /// Returns the share of the event in a full queue.
     pub(super) fn weight(&self) -> usize {
         match self {
             Self::Object(_) => 1,
-            Self::LookUp(look_up) => look_up.keys.len(),
+            Self::LookUp(look_up) => look_up.blocks.len(),
         }
     }
 
-    /// Returns whether a key of the event has a hash.
+    /// Returns whether the event has a hash.
     pub(super) fn has_hash(&self) -> bool {
         match self {
-            Self::Object(object) => hash_of(object.key.as_bytes()).is_some(),
-            Self::LookUp(look_up) => look_up.keys.iter().any(|key| hash_of(key.as_bytes()).is_some()),
+            Self::Object(object) => block_key::read(object.key.as_bytes()).1.is_some(),
+            Self::LookUp(_) => true,
         }
     }
 }
 
-/// Keys that a client looked up in one call, in their order.
+/// Blocks that a client looked up in one call.
 #[derive(Debug)]
 pub(super) struct LookUp {
     pub(super) tenant: Cow<'static, str>,
-    pub(super) keys: Vec<ObjectKey>,
+    /// Numbers that stand for the blocks, in their order, each once.
+    pub(super) blocks: Vec<u64>,
+}
+
+impl LookUp {
+    /// Creates the event about a look-up of these keys. The keys of several ranks, and of keys and
+    /// values, name the same block.
+    pub(super) fn new(tenant: Cow<'static, str>, keys: &[&[u8]]) -> Self {
+        let mut seen = HashSet::with_capacity(keys.len());
+        let id_of = |key: &&[u8]| block_key::read(key).1.unwrap_or_else(|| digest_of(key));
+        let blocks = keys.iter().map(id_of).filter(|id| seen.insert(*id)).collect();
+        Self { tenant, blocks }
+    }
+}
+
+/// Returns a number for a key without a hash, the same in each process of this build.
+fn digest_of(key: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    hasher.write(key);
+    hasher.finish()
 }
 
 /// An object that became readable or was removed.
@@ -61,22 +83,10 @@ const MEDIUM: &str = "cpu";
 pub(super) fn message(config: &EventsConfig, sequence: u64, wall_ms: u64, events: &[(u64, Event)]) -> Bytes {
     let payload = payload(config, wall_ms, events);
     let mut wire = BytesMut::with_capacity(payload.len() + 32);
-    frame(&mut wire, &[], true);
-    frame(&mut wire, &sequence.to_be_bytes(), true);
-    frame(&mut wire, &payload, false);
+    put_frame(&mut wire, &[], true);
+    put_frame(&mut wire, &sequence.to_be_bytes(), true);
+    put_frame(&mut wire, &payload, false);
     wire.freeze()
-}
-
-/// Appends a frame of a message (ZMTP 3.0).
-fn frame(wire: &mut BytesMut, body: &[u8], more: bool) {
-    match u8::try_from(body.len()) {
-        Ok(short) => wire.put_slice(&[u8::from(more), short]),
-        Err(_) => {
-            wire.put_u8(2 | u8::from(more));
-            wire.put_u64(body.len() as u64);
-        }
-    }
-    wire.put_slice(body);
 }
 
 /// Encodes the payload: `[time, [event, ..], 0]`.
@@ -109,10 +119,7 @@ enum Field<'a> {
     Hashes(Option<u64>),
     /// Hashes as signed numbers.
     Blocks(Option<u64>),
-    /// A list of hashes, nil for a key without one.
-    AllHashes(&'a [ObjectKey]),
-    /// A list of keys.
-    Names(&'a [ObjectKey]),
+    Numbers(&'a [u64]),
 }
 
 impl Field<'_> {
@@ -145,15 +152,11 @@ impl Field<'_> {
                     let _ = msgpack::write_sint(out, *hash as i64);
                 });
             }
-            Field::AllHashes(keys) => {
-                let _ = msgpack::write_array_len(out, u32::try_from(keys.len()).unwrap_or(u32::MAX));
-                for key in *keys {
-                    hash_of(key.as_bytes()).map_or(Field::Nil, Field::Number).write(out);
-                }
-            }
-            Field::Names(keys) => {
-                let _ = msgpack::write_array_len(out, u32::try_from(keys.len()).unwrap_or(u32::MAX));
-                keys.iter().for_each(|key| text_or_bytes(key.as_bytes()).write(out));
+            Field::Numbers(numbers) => {
+                let _ = msgpack::write_array_len(out, u32::try_from(numbers.len()).unwrap_or(u32::MAX));
+                numbers.iter().for_each(|number| {
+                    let _ = msgpack::write_uint(out, *number);
+                });
             }
         }
     }
@@ -171,18 +174,14 @@ fn fields_of_look_up<'a>(
     wall_ms: u64,
     event: &'a LookUp,
 ) -> Vec<(&'static str, Field<'a>)> {
-    let mut fields = vec![
+    vec![
         ("event_id", Field::Number(id)),
         ("timestamp", Field::Number(wall_ms)),
         ("event_type", Field::Text("looked_up")),
         ("tenant_id", Field::Text(&event.tenant)),
         ("backend_id", Field::Text(&config.backend_id)),
-        ("seq_hashes", Field::AllHashes(&event.keys)),
-    ];
-    if config.object_key {
-        fields.push(("object_keys", Field::Names(&event.keys)));
-    }
-    fields
+        ("block_ids", Field::Numbers(&event.blocks)),
+    ]
 }
 
 /// Returns the fields of an event, in the order of Mooncake C++; what only the key of a block tells
@@ -198,7 +197,7 @@ fn fields<'a>(
     let text = |text: &'a str| if text.is_empty() { Field::Nil } else { Field::Text(text) };
     let number = |number: Option<u64>| number.map_or(Field::Nil, Field::Number);
     let key = event.key.as_bytes();
-    let block = str::from_utf8(key).ok().and_then(BlockKey::parse);
+    let (block, hash) = block_key::read(key);
     let model = Some(config.model_name.as_str()).filter(|name| !name.is_empty());
     let model = model.or_else(|| block.as_ref()?.model);
     let mut fields = vec![
@@ -223,7 +222,6 @@ fn fields<'a>(
     if config.object_key {
         fields.push(("object_key", text_or_bytes(key)));
     }
-    let hash = hash_of(key);
     fields.push(("seq_hashes", Field::Hashes(hash)));
     if config.legacy {
         fields.push(("block_hashes", Field::Blocks(hash)));
@@ -265,15 +263,5 @@ mod tests {
         };
         assert!(has(Some(b"\xff"), &[0xc4, 1, 0xff]) && has(Some(b"a"), &[0xa1, b'a']));
         assert!(has(Some(b""), &[0xa0]) && has(None, &[0xc0]));
-    }
-
-    #[test]
-    fn long_frames_have_long_lengths() {
-        let mut wire = BytesMut::new();
-        frame(&mut wire, &[7; 255], true);
-        assert_eq!(wire[..3], [1, 255, 7]);
-        wire.clear();
-        frame(&mut wire, &[7; 256], false);
-        assert_eq!(wire[..10], [2, 0, 0, 0, 0, 0, 0, 1, 0, 7]);
     }
 }

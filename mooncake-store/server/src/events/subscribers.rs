@@ -13,10 +13,12 @@ use mooncake_core::fork::ParentOnly;
 use mooncake_transport::admission::{ConnectionSlot, Connections, ListenerLimits};
 use mooncake_transport::net;
 use parking_lot::Mutex;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::AsyncWriteExt;
 use tokio::net::tcp::{ReadHalf, WriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
+
+use crate::zmtp::{COMMAND, MORE, handshake, read_frame};
 
 /// Maximum number of subscribers.
 pub(super) const MAX_SUBSCRIBERS: usize = 256;
@@ -27,10 +29,6 @@ const MAX_FRAME: u64 = 4096;
 /// Maximum number of bytes that wait for one subscriber. Later messages are lost for it, which it
 /// notices by their numbers.
 const BACKLOG: usize = 64 << 20;
-
-const MORE: u8 = 1;
-const LONG: u8 = 2;
-const COMMAND: u8 = 4;
 
 /// All connected subscribers.
 #[derive(Clone, Debug, Default)]
@@ -70,7 +68,7 @@ impl Subscribers {
     async fn serve(&self, mut stream: ParentOnly<TcpStream>, slot: ConnectionSlot) -> io::Result<()> {
         net::keep_connection(&stream)?;
         let (mut input, mut output) = stream.split();
-        let shaken = tokio::time::timeout(HANDSHAKE, handshake(&mut input, &mut output));
+        let shaken = tokio::time::timeout(HANDSHAKE, handshake(&mut input, &mut output, b"PUB"));
         shaken.await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
         let (waiting, filled) = Default::default();
         let subscriber = Arc::new(Subscriber { slot, waiting, filled });
@@ -111,30 +109,10 @@ pub(super) async fn accept(listener: ParentOnly<TcpListener>, subscribers: Subsc
     }
 }
 
-async fn handshake(input: &mut ReadHalf<'_>, output: &mut WriteHalf<'_>) -> io::Result<()> {
-    let mut greeting = [0; 64];
-    greeting[0] = 0xff;
-    greeting[9] = 0x7f;
-    greeting[10] = 3;
-    greeting[12..16].copy_from_slice(b"NULL");
-    output.write_all(&greeting).await?;
-    let mut theirs = [0; 64];
-    input.read_exact(&mut theirs).await?;
-    if theirs[0] != 0xff || theirs[9] != 0x7f || theirs[10] < 3 || &theirs[12..17] != b"NULL\0" {
-        return Err(wrong("invalid greeting: expected ZMTP 3 with mechanism NULL"));
-    }
-    output.write_all(b"\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x03PUB").await?;
-    let (flags, body) = frame(input).await?;
-    if flags & COMMAND == 0 || !body.starts_with(b"\x05READY") {
-        return Err(wrong("invalid handshake: expected READY"));
-    }
-    Ok(())
-}
-
 /// Handles the subscriptions of a subscriber.
 async fn listen(subscriber: &Subscriber, input: &mut ReadHalf<'_>) -> io::Result<()> {
     loop {
-        let (flags, body) = frame(input).await?;
+        let (flags, body) = read_frame(input, MAX_FRAME).await?;
         subscriber.slot.wait_for_request();
         // Version 3.0 subscribes by a message, version 3.1 by a command.
         let (wants, topic) = if flags & COMMAND == 0 {
@@ -181,20 +159,4 @@ async fn write(subscriber: &Subscriber, output: &mut WriteHalf<'_>) -> io::Resul
             None => subscriber.filled.notified().await,
         }
     }
-}
-
-/// Reads flags and body of the next frame.
-async fn frame(input: &mut ReadHalf<'_>) -> io::Result<(u8, Vec<u8>)> {
-    let flags = input.read_u8().await?;
-    let len = if flags & LONG == 0 { u64::from(input.read_u8().await?) } else { input.read_u64().await? };
-    if len > MAX_FRAME {
-        return Err(wrong("frame of the subscriber exceeds the maximum length"));
-    }
-    let mut body = vec![0; len as usize];
-    input.read_exact(&mut body).await?;
-    Ok((flags, body))
-}
-
-fn wrong(what: &'static str) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, what)
 }

@@ -1,13 +1,15 @@
 //! `mooncake trace record`: writes what clients look up as a trace that `replay` reads.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::fs::OpenOptions;
-use std::hash::{DefaultHasher, Hasher as _};
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt as _;
 
 use mooncake_core::host_port;
 use mooncake_core::{Error, ErrorCode, Result};
+use serde::Deserialize;
+use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
 use super::args::{Trace, TraceRecord};
@@ -67,6 +69,20 @@ async fn record(session: &Session, args: &TraceRecord) -> Result<()> {
     outcome
 }
 
+/// Message of events: its time, the events, and a number that is not used.
+#[derive(Deserialize)]
+struct Message(IgnoredAny, Vec<Event>, IgnoredAny);
+
+/// Fields that a trace needs. Events about objects have other ones, too.
+#[derive(Deserialize)]
+struct Event {
+    event_type: String,
+    /// Wall clock of the master in milliseconds.
+    timestamp: u64,
+    #[serde(default)]
+    block_ids: Vec<u64>,
+}
+
 /// Makes the rows of a trace from events.
 struct Recorder {
     block_tokens: u64,
@@ -106,27 +122,20 @@ impl Recorder {
 
     /// Returns the rows for the look-ups of a message.
     fn rows_of(&mut self, number: u64, payload: &[u8]) -> Result<Vec<Value>> {
-        let invalid = |what: String| Error::new(ErrorCode::RpcFail, format!("cannot read events: {what}"));
         self.lost += self.next_number.map_or(0, |wanted| number.saturating_sub(wanted));
         self.next_number = Some(number.saturating_add(1));
-        let batch: Value = rmp_serde::from_slice(payload).map_err(|error| invalid(error.to_string()))?;
-        let Some(events) = batch.get(1).and_then(Value::as_array) else {
-            return Err(invalid("a message has no list of events".into()));
-        };
-        let look_ups = events.iter().filter(|event| event["event_type"] == "looked_up");
-        Ok(look_ups.filter_map(|event| self.row_of(event)).collect())
+        let message: Message = rmp_serde::from_slice(payload).map_err(|error| {
+            Error::new(ErrorCode::RpcFail, format!("cannot read events: {error}")).with_source(error)
+        })?;
+        Ok(message.1.iter().filter_map(|event| self.row_of(event)).collect())
     }
 
-    fn row_of(&mut self, event: &Value) -> Option<Value> {
-        if self.requests >= self.most {
+    fn row_of(&mut self, event: &Event) -> Option<Value> {
+        let (now, ids) = (event.timestamp, &event.block_ids);
+        if event.event_type != "looked_up" || ids.is_empty() || self.requests >= self.most {
             return None;
         }
-        let now = event["timestamp"].as_u64()?;
-        let ids = block_ids(event);
-        if ids.is_empty() {
-            return None;
-        }
-        if self.is_repeated(now, digest_of(&ids)) {
+        if self.is_repeated(now, ids) {
             self.repeated += 1;
             return None;
         }
@@ -142,7 +151,10 @@ impl Recorder {
     }
 
     /// Records a look-up. Returns whether an equal one is in the window before it.
-    fn is_repeated(&mut self, now: u64, digest: u64) -> bool {
+    fn is_repeated(&mut self, now: u64, ids: &[u64]) -> bool {
+        let mut hasher = DefaultHasher::new();
+        ids.hash(&mut hasher);
+        let digest = hasher.finish();
         while let Some(&(at, old)) = self.recent.front()
             && at.saturating_add(self.window_ms) < now
         {
@@ -171,26 +183,6 @@ impl Recorder {
     }
 }
 
-/// Returns the blocks of a look-up in their order, each once: the keys of several ranks, and of
-/// keys and values, name the same block.
-fn block_ids(event: &Value) -> Vec<u64> {
-    let (Some(hashes), names) = (event["seq_hashes"].as_array(), event["object_keys"].as_array()) else {
-        return Vec::new();
-    };
-    let mut seen = HashSet::with_capacity(hashes.len());
-    let id_of = |(at, hash): (usize, &Value)| {
-        let name = || names.and_then(|names| names.get(at)).map(|name| digest_of(&name.to_string()));
-        hash.as_u64().or_else(name)
-    };
-    hashes.iter().enumerate().filter_map(id_of).filter(|id| seen.insert(*id)).collect()
-}
-
-fn digest_of(value: &impl std::hash::Hash) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    value.hash(&mut hasher);
-    hasher.finish()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -211,33 +203,28 @@ mod tests {
         rmp_serde::to_vec(&json!([0, events, 0])).unwrap()
     }
 
-    fn look_up(at: u64, hashes: &[Option<u64>], names: &[&str]) -> Value {
-        json!({"event_type": "looked_up", "timestamp": at, "seq_hashes": hashes, "object_keys": names})
+    fn look_up(at: u64, blocks: &[u64]) -> Value {
+        json!({"event_type": "looked_up", "timestamp": at, "tenant_id": "t", "block_ids": blocks})
     }
 
     #[test]
     fn look_ups_become_rows() {
         let mut recorder = recorder();
-        let events = [
-            look_up(5000, &[Some(7), Some(8), Some(7)], &["7", "8", "7"]),
-            json!({"event_type": "stored", "timestamp": 5001, "seq_hashes": [7]}),
-            look_up(5500, &[Some(7), None], &["7", "a name"]),
-        ];
+        let stored = json!({"event_type": "stored", "timestamp": 5001, "seq_hashes": [7], "group_id": null});
+        let events = [look_up(5000, &[7, 8]), stored, look_up(5500, &[7, u64::MAX]), look_up(5501, &[])];
         let rows = recorder.rows_of(1, &message(&events)).unwrap();
-        assert_eq!(
-            rows[0],
-            json!({"timestamp": 0, "input_length": 32, "output_length": 0, "hash_ids": [7, 8]})
-        );
-        assert_eq!((rows.len(), &rows[1]["timestamp"]), (2, &json!(500)));
-        let named = rows[1]["hash_ids"].as_array().unwrap();
-        assert!(named.len() == 2 && named[0] == 7 && named[1].is_u64(), "{named:?}");
+        let wanted = [
+            json!({"timestamp": 0, "input_length": 32, "output_length": 0, "hash_ids": [7, 8]}),
+            json!({"timestamp": 500, "input_length": 32, "output_length": 0, "hash_ids": [7, u64::MAX]}),
+        ];
+        assert_eq!(rows, wanted);
         assert_eq!((recorder.requests, recorder.blocks), (2, 4));
     }
 
     #[test]
     fn equal_look_ups_within_the_window_are_one_request() {
         let mut recorder = recorder();
-        let events = [0, 500, 1400, 2500].map(|at| look_up(at, &[Some(1)], &["1"]));
+        let events = [0, 500, 1400, 2500].map(|at| look_up(at, &[1]));
         let rows = recorder.rows_of(1, &message(&events)).unwrap();
         let times: Vec<_> = rows.iter().map(|row| row["timestamp"].as_u64().unwrap()).collect();
         assert_eq!((times, recorder.repeated), (vec![0, 2500], 2));
@@ -252,7 +239,7 @@ mod tests {
         assert_eq!(recorder.lost, 2);
         assert!(recorder.summary().contains("lost messages: 2"));
         assert!(recorder.summary().contains("--kv_events_emit_look_ups"));
-        for payload in [&b""[..], &[0xc1], &[0x90], &[0x91, 0xc0]] {
+        for payload in [&b""[..], &[0xc1], &[0x90], &[0x93, 0, 0xdd, 0xff, 0xff, 0xff, 0xff]] {
             recorder.rows_of(6, payload).unwrap_err();
         }
     }
