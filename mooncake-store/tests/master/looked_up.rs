@@ -106,3 +106,27 @@ fn pinned_and_read_groups_stay() {
     assert_eq!([left(0), left(1), left(2)], [OBJECTS / 4, OBJECTS / 4, OBJECTS / 4]);
     assert!(left(3) < OBJECTS / 4);
 }
+
+/// The background finds nothing to evict above the watermark and pauses. Puts may go on.
+#[test]
+fn pauses_of_the_background_stop_no_put() {
+    const SLOTS: usize = 2 * OBJECTS;
+    let options =
+        MasterOptions { lease_ttl: Duration::from_secs(5), high_watermark: 0.9, ..MasterOptions::default() };
+    let rig = Rig::with(options);
+    rig.mount(1, SLOTS as u64 * LEN);
+    let mut stored = 0usize;
+    for _ in 0..2000 {
+        rig.alive_for(0.001);
+        // A scheduler looks at the latest blocks all the time.
+        for at in stored.saturating_sub(OBJECTS)..stored {
+            rig.exists(&at.to_string());
+        }
+        if rig.put(2, &stored.to_string(), LEN).is_ok() {
+            rig.exists(&stored.to_string());
+            stored += 1;
+        }
+    }
+    // Every half second the whole memory is written once.
+    assert!((3 * SLOTS..=5 * SLOTS).contains(&stored), "{stored} puts");
+}

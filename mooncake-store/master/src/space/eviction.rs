@@ -1,11 +1,10 @@
 //! Eviction: above the watermark in the background, and for a put that finds no free space.
 
-use std::time::Duration;
-
 use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::Moment;
 use mooncake_core::evict::MergeableOrder;
 
+use super::backoff::Search;
 use super::gap_searches::GapOutlook;
 use super::offload_first::SkippedObject;
 use super::state::Space;
@@ -13,14 +12,10 @@ use super::victim::{MAX_PASSED_OVER, Victim};
 use crate::directory::{Object, Pass};
 use crate::model::misses::MissCause;
 use crate::model::segment::{GRAIN, MountedSegment};
-use crate::sync::atomic::Ordering::Relaxed;
 
 /// Maximum distance below the watermark down to which the background evicts, as a part of the
 /// capacity.
 const HYSTERESIS: f64 = 0.01;
-
-/// Time without further attempts after every object was refused.
-const PAUSE: Duration = Duration::from_millis(10);
 
 /// Number of objects that the background evicts before it yields the processor: some tens of
 /// microseconds.
@@ -59,7 +54,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
         if (self.reclaim(now) > 0 || has_removed) && self.has_space_for(len, &takes) {
             return true;
         }
-        if self.eviction.paused_until.load(Relaxed) > now.0 {
+        if self.eviction.is_paused(Search::Put, now) {
             return false;
         }
         self.counters.eviction_attempted();
@@ -108,7 +103,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
                 InOrder::Gap => return true,
                 InOrder::NoVictim if passes.peek().is_some() => continue,
                 InOrder::NoVictim => {
-                    self.eviction.paused_until.store(now.after(PAUSE).0, Relaxed);
+                    self.eviction.begin(Search::Put, now);
                     return false;
                 }
             }
@@ -179,7 +174,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
     pub(crate) fn evict_to_watermark(&self, now: Moment) {
         let (used, capacity) = self.occupancy();
         let watermark = (self.options.high_watermark * capacity as f64) as u64;
-        if used <= watermark || self.eviction.paused_until.load(Relaxed) > now.0 {
+        if used <= watermark || self.eviction.is_paused(Search::Background, now) {
             return;
         }
         self.counters.eviction_attempted();
@@ -201,7 +196,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
             }
         }
         if left > watermark {
-            self.eviction.paused_until.store(now.after(PAUSE).0, Relaxed);
+            self.eviction.begin(Search::Background, now);
         }
     }
 
