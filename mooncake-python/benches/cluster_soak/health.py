@@ -20,6 +20,8 @@ MEASUREMENTS: dict[str, tuple[float, float]] = {
     "anonymous MiB": (16, 0.10),
     "shared MiB": (64, 0.10),
 }
+# Number of minutes whose largest measurements later ones are compared with.
+BEFORE = 5
 
 
 def measure(process: int) -> list[float] | None:
@@ -63,15 +65,18 @@ class Health:
             self.minute = []
 
     def growth(self, warm: int) -> list[str]:
-        """Returns the measurements of the last minute that exceed those of the minute `warm`,
-        which is counted from 0. Until that minute there are none.
+        """Returns the measurements of the last minute that exceed those of the minutes before
+        minute `warm`. Until that minute there are none.
         """
-        if len(self.minutes) <= warm + 1:
+        if len(self.minutes) <= warm:
             return []
+        # When master and metadata server stop at once, the processes release their peers. The
+        # largest of several minutes is the measurement of a whole cluster.
+        before = [max(values) for values in zip(*self.minutes[warm - BEFORE : warm], strict=True)]
         return [
-            f"{self.name}: {name} {first:.0f} in minute {warm + 1}, {last:.0f} in minute {len(self.minutes)}"
+            f"{self.name}: {name} {first:.0f} until minute {warm}, {last:.0f} in minute {len(self.minutes)}"
             for (name, (number, share)), first, last in zip(
-                MEASUREMENTS.items(), self.minutes[warm], self.minutes[-1], strict=True
+                MEASUREMENTS.items(), before, self.minutes[-1], strict=True
             )
             if last > first + max(number, share * first)
         ]

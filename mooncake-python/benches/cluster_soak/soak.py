@@ -12,8 +12,8 @@ start from a snapshot, and every fourth one without. The script fails in these c
 - a store or an engine cannot be set up or closed while the servers run
 - a process that stays for the whole run ends, or its descriptors, maps, threads or memory grow
 
-The script prints these measurements every minute, and compares them with those of minute 10. The
-last line is a summary. The script exits with 1 after a failure.
+The script prints these measurements every minute, and compares them with those of minutes 6 to 10.
+The last line is a summary. The script exits with 1 after a failure.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MIB = 1 << 20
 # Seconds between two restarts of a server, and between two samples of the processes.
 RESTARTS = 60
 SAMPLES = 5
-# Minute whose measurements are compared with those of the last minutes.
+# Last of the minutes whose measurements are compared with later ones.
 WARM = 10
 # Consecutive minutes in which a measurement must be too large.
 GROWING = 3
@@ -341,14 +341,14 @@ class Soak:
         return total
 
     def end_minute(self, minute: int) -> None:
-        """Prints the measurements of a minute, and compares them with those of minute `WARM`."""
+        """Prints the measurements of a minute, and compares them with those up to minute `WARM`."""
         self.say(f"minute {minute}: {describe(self.total() + self.events)}")
         for health in self.health:
             health.end_minute()
         everything = [*self.health, self.masters]
         for health in everything:
             self.say(f"    {health}")
-        grown = [growth for health in everything for growth in health.growth(WARM - 1)]
+        grown = [growth for health in everything for growth in health.growth(WARM)]
         names = {growth.split(" in minute ")[0].rsplit(" ", 1)[0] for growth in grown}
         self.growing = Counter({name: self.growing[name] + 1 for name in names})
         for growth in grown:
