@@ -64,22 +64,22 @@ class Health:
             self.minutes.append([min(values) for values in zip(*self.minute, strict=True)])
             self.minute = []
 
-    def growth(self, warm: int) -> list[str]:
-        """Returns the measurements of the last minute that exceed those of the minutes before
-        minute `warm`. Until that minute there are none.
+    def growth(self, warm: int) -> dict[str, str]:
+        """Returns the measurements of the last minute that exceed the largest ones of the `BEFORE`
+        minutes up to minute `warm`, each with a text. Until then there are none.
         """
         if len(self.minutes) <= warm:
-            return []
+            return {}
         # When master and metadata server stop at once, the processes release their peers. The
         # largest of several minutes is the measurement of a whole cluster.
         before = [max(values) for values in zip(*self.minutes[warm - BEFORE : warm], strict=True)]
-        return [
-            f"{self.name}: {name} {first:.0f} until minute {warm}, {last:.0f} in minute {len(self.minutes)}"
+        return {
+            f"{self.name}: {name}": f"{first:.0f} until minute {warm}, {last:.0f} in minute {len(self.minutes)}"
             for (name, (number, share)), first, last in zip(
                 MEASUREMENTS.items(), before, self.minutes[-1], strict=True
             )
             if last > first + max(number, share * first)
-        ]
+        }
 
     def __str__(self) -> str:
         last = self.minutes[-1] if self.minutes else []

@@ -348,15 +348,15 @@ class Soak:
         everything = [*self.health, self.masters]
         for health in everything:
             self.say(f"    {health}")
-        grown = [growth for health in everything for growth in health.growth(WARM)]
-        names = {growth.split(" in minute ")[0].rsplit(" ", 1)[0] for growth in grown}
-        self.growing = Counter({name: self.growing[name] + 1 for name in names})
-        for growth in grown:
-            self.say(f"    more than at first: {growth}")
+        grown: dict[str, str] = {}
+        for health in everything:
+            grown |= health.growth(WARM)
+        self.growing = Counter({name: self.growing[name] + 1 for name in grown})
         is_last = minute * 60 + 60 > self.seconds
-        for name in names:
+        for name, growth in grown.items():
+            self.say(f"    more than at first: {name} {growth}")
             if self.growing[name] == GROWING or (is_last and self.growing[name] < GROWING):
-                self.fail(f"grows: {next(growth for growth in grown if growth.startswith(name))}")
+                self.fail(f"grows: {name} {growth}")
 
     def run(self) -> None:
         self.start_all()

@@ -10,6 +10,9 @@ pub(crate) const MORE: u8 = 1;
 const LONG: u8 = 2;
 pub(crate) const COMMAND: u8 = 4;
 
+/// Maximum length of the first command of a peer, in bytes.
+const MAX_COMMAND: u64 = 4096;
+
 /// Greets a peer as a socket of this type, such as `PUB`.
 pub(crate) async fn handshake(
     input: &mut (impl AsyncRead + Unpin),
@@ -35,9 +38,6 @@ pub(crate) async fn handshake(
     }
     Ok(())
 }
-
-/// Maximum length of the first command of a peer, in bytes.
-const MAX_COMMAND: u64 = 4096;
 
 /// Reads flags and body of the next frame.
 ///
