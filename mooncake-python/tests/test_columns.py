@@ -215,7 +215,7 @@ def test_rows_are_packed_into_chunks():
 
 @pytest.mark.parametrize("rows", [[[1, 2], [3, 4]], [(1, 2), (3, 4)], [np.arange(2), np.arange(2)], ["a", "b"]])
 def test_rows_of_one_length_stay_rows(rows):
-    made = column("x", rows, None)
+    made = column("x", rows)
     assert made.shape == (2,) and all(one is other for one, other in zip(made, rows, strict=True))
 
 

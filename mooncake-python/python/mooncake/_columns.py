@@ -8,6 +8,7 @@ also read some rows only. Of long payloads it then reads only the bytes of those
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, repeat
@@ -17,7 +18,7 @@ import numpy as np
 
 from mooncake._decisions import common_type, is_array, is_bytes_like, is_list, is_picture, kinds_of, numbers_in
 from mooncake._element_types import is_ml_dtype
-from mooncake._manifests import numbers_of
+from mooncake._manifests import MOST, is_count, numbers_of
 from mooncake._members import ArrayRows, Pieces
 from mooncake._pool_results import owned
 
@@ -136,7 +137,7 @@ class Codec:
 
 
 class Numbers(Codec):
-    """Column with a number in each row."""
+    """Column with a number in each row, or with numbers of one shape."""
 
     def encode(self, values: list[Any], schema: FieldSchema) -> tuple[dict[str, Any], dict[str, Any]]:
         nulls = _nulls(values, set(map(type, values)))
@@ -162,7 +163,14 @@ class Numbers(Codec):
         else:
             picked = np.asarray(rows, np.int64)
             runs = np.stack([picked, picked + 1], axis=1)
-        return {"data": source.runs("data", runs), "nulls": selected(source.whole("nulls"), rows)}, dict(metadata)
+        shape = metadata.get("shape", [len(rows)])
+        if not isinstance(shape, list) or not shape or not all(map(is_count, shape)):
+            raise ValueError(f"invalid shape of a column: {shape!r:.100}")
+        width = math.prod(shape[1:])
+        if width > MOST >> 32:
+            raise ValueError(f"invalid shape of a column: {shape!r:.100}")
+        data = source.runs("data", runs * width).reshape(len(rows), *shape[1:])
+        return {"data": data, "nulls": selected(source.whole("nulls"), rows)}, dict(metadata)
 
 
 class Ragged(Codec):

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from mooncake._bundle_types import RemoteBundleRef, StructuredMemberSlice
-from mooncake._columns import FieldSchema, dtype_of
+from mooncake._columns import FieldSchema
 from mooncake._shards import _is_tensor
 
 HANDLE = "mooncake_dataproto_ref"
@@ -269,23 +269,20 @@ def envelope_of_dict(data: Any, schemas: Mapping[str, FieldSchema]) -> Envelope:
         elif section is None and not row_aligned and _listed(value) and len(value) == rows:
             section = "non_tensor_batch"
         if section == "non_tensor_batch":
-            value = column(name, value, schemas.get(name))
+            value = column(name, value)
         getattr(made, section or "meta_info")[name] = value
     return made
 
 
-def column(name: str, value: Any, schema: FieldSchema | None) -> Any:
-    """Returns rows of a non-tensor field as an array of objects, or of the numeric type that the
-    schema names.
-    """
-    if not isinstance(value, np.ndarray):
-        if not _listed(value):
-            raise TypeError(f"non_tensor_batch field {name!r} must be an ndarray or non-string sequence")
-        return np.fromiter(value, object, len(value))
-    dtype = dtype_of(schema) if schema is not None and schema.codec == "ndarray" else None
-    if dtype is None or (value.dtype == object and any(one is None for one in value)):
+def column(name: str, value: Any) -> Any:
+    """Returns rows of a non-tensor field as an array."""
+    if isinstance(value, np.ndarray):
         return value
-    return np.asarray(value, dtype)
+    if not _listed(value):
+        raise TypeError(
+            f"cannot put batch: non_tensor_batch field {name!r} must be an ndarray or non-string sequence. type={type(value).__name__}"
+        )
+    return np.fromiter(value, object, len(value))
 
 
 def check_sections(envelope: Envelope, schemas: Mapping[str, FieldSchema]) -> None:

@@ -36,7 +36,7 @@ def _words(value: Any, what: str) -> list[str]:
     return value
 
 
-def _is_count(value: Any) -> bool:
+def is_count(value: Any) -> bool:
     """Returns whether a value is a valid count. `True` and `1.0` are not."""
     return type(value) is int and 0 <= value <= MOST
 
@@ -79,7 +79,7 @@ def check_manifest(manifest: Mapping[str, Any], key: str, prefix: str) -> None:
 def _check_payload(payload: Any, roots: tuple[str, ...]) -> None:
     payload = _mapping(payload, "payload of a bundle manifest")
     key, size, chunks = (payload.get(name) for name in ("key", "bytes", "chunks"))
-    if not isinstance(key, str) or not _is_count(size) or not isinstance(chunks, list):
+    if not isinstance(key, str) or not is_count(size) or not isinstance(chunks, list):
         raise ValueError(f"payload {key!r} of a bundle manifest needs a key, bytes, and a list of chunks")
     if not key.startswith(roots):
         raise ValueError(f"bundle payload {key!r} is outside the bundle namespace")
@@ -87,7 +87,7 @@ def _check_payload(payload: Any, roots: tuple[str, ...]) -> None:
     for given in chunks:
         chunk = _mapping(given, f"chunk of {key!r}")
         name = chunk.get("key")
-        if not isinstance(name, str) or not _is_count(chunk.get("bytes")):
+        if not isinstance(name, str) or not is_count(chunk.get("bytes")):
             raise ValueError(f"chunk of {key!r} needs a key and bytes")
         if name != key and not name.startswith(f"{key}/"):
             raise ValueError(f"bundle chunk {name!r} is outside the namespace of its payload {key!r}")
@@ -118,7 +118,7 @@ def array_kind(name: str, described: Mapping[str, Any], size: int) -> tuple[Any,
     if described.get(RECORD) is not None:
         dtype = _record_of(name, described[RECORD], dtype.itemsize)
     shape = described.get("shape")
-    if not isinstance(shape, list) or not all(_is_count(dim) for dim in shape):
+    if not isinstance(shape, list) or not all(is_count(dim) for dim in shape):
         raise ValueError(f"{name}: invalid array shape {shape!r}: it must be a list of non-negative integers")
     if math.prod(shape) * dtype.itemsize != size:
         raise ValueError(f"{name}: an array of {dtype} {tuple(shape)} does not have {size} bytes")
@@ -155,7 +155,7 @@ def _record_of(name: str, fields: Any, size: int) -> Any:
     if not isinstance(fields, list) or not all(isinstance(one, list) and len(one) == 3 for one in fields):
         raise ValueError(f"{name}: invalid fields of records: {fields!r:.200}")
     names, formats, offsets = ([one[at] for one in fields] for at in range(3))
-    if not all(isinstance(one, str) for one in names) or not all(_is_count(one) for one in offsets):
+    if not all(isinstance(one, str) for one in names) or not all(is_count(one) for one in offsets):
         raise ValueError(f"{name}: invalid fields of records: {fields!r:.200}")
     types = [numbers_of(name, one) for one in formats]
     try:

@@ -260,7 +260,7 @@ class MooncakeBundleTransfer(Bundles):
             if schema is None and (_is_tensor(value) or (isinstance(value, np.ndarray) and value.dtype != object)):
                 members[member] = value
                 continue
-            made = _encoded(name, member, column(name, value, None), schema)
+            made = _encoded(name, member, column(name, value), schema)
             parts = {part: f"{member}.{part}" for part in made.payload}
             members |= {parts[part]: one for part, one in made.payload.items()}
             encoded[name] = {
