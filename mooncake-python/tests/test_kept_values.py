@@ -59,3 +59,131 @@ def test_an_invalid_shape_of_rows(shape):
     ref.encoded_non_tensor["field"]["metadata"]["shape"] = shape
     with pytest.raises(ValueError):
         store.get(ref, rows=[1])
+
+
+# Classes of arrays and tensors.
+
+
+class Named(np.ndarray):
+    """Array with a name."""
+
+
+MATRIX = np.ones((1, 2)).view(np.matrix)
+CLASSES = {
+    "own": np.ones((1, 2)).view(Named),
+    "matrix": MATRIX,
+    "masked": np.ma.masked_array([1.0], [True]),
+    "records": np.rec.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f8")]),
+    "words": np.char.array([b"a"]),
+    "objects": np.array([None], object).view(Named),
+}
+
+
+def tensors() -> dict[str, Any]:
+    torch = pytest.importorskip("torch", reason="fields of tensors need torch")
+
+    class Own(torch.Tensor):  # type: ignore[misc,name-defined]
+        """Tensor of a program."""
+
+    masked = torch.masked.masked_tensor(torch.ones(1, 2), torch.zeros(1, 2, dtype=torch.bool))
+    return {"own": torch.ones(1, 2).as_subclass(Own), "parameter": torch.nn.Parameter(torch.ones(1, 2)), "masked": masked}
+
+
+def refused(given: Any, put: str = "put", **how: Any) -> str:
+    """Returns the error of a put, which writes nothing."""
+    store = Fake()
+    with pytest.raises((TypeError, ValueError, RuntimeError)) as caught:
+        getattr(MooncakeBundleTransfer(store), put)(given, **how)
+    assert not store.values
+    return str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore:.*MaskedTensor")
+@pytest.mark.parametrize("kind", ["arrays", "tensors"])
+def test_a_lost_class_is_refused(kind):
+    for value in (CLASSES if kind == "arrays" else tensors()).values():
+        assert "would be lost. name='batch.field'" in refused({"batch": {"field": value}}) or value.dtype == object
+        assert "'field'" in refused({"field": value}, "put_object") and "'value'" in refused(value, "put_object")
+        for section in ("batch", "non_tensor_batch"):
+            assert "field" in refused({section: {"field": value}})
+        assert "field" in refused({"non_tensor_batch": {"field": objects([value])}})
+        assert "field" in refused({"non_tensor_batch": {"field": objects([{"a": [value]}])}})
+
+
+def test_a_mask_is_refused_with_any_schema():
+    masked = np.ma.masked_array([1.0, 2.0], [True, False])
+    for codec in ("typed_ragged", "ragged_tensor", "msgpack_ragged", "json_ragged", "auto", "ndarray"):
+        for given in (objects([masked]), masked, np.ma.masked_array(objects([1, 2]), [True, False])):
+            how = {"field_schemas": {"field": FieldSchema(codec)}}
+            assert "field" in refused({"non_tensor_batch": {"field": given}}, **how)
+
+
+def test_arrays_of_files_and_pools_are_arrays(tmp_path):
+    mapped = np.memmap(tmp_path / "array", np.int32, "w+", shape=(2, 3))
+    mapped[:] = np.arange(6).reshape(2, 3)
+    store = transfer()
+    got = store.get_object(store.put_object(mapped))
+    assert type(got) is np.ndarray and identical(got, np.arange(6, dtype=np.int32).reshape(2, 3))
+
+
+# Columns of tensors whose rows are numbers.
+
+
+def torch_rows(codec: str, rows: list[Any], metadata: dict[str, Any] | None = None) -> list[Any]:
+    torch = pytest.importorskip("torch", reason="columns of tensors need torch")
+    store, wrapped = transfer(), [{"k": row} for row in rows] if codec.endswith("dict") else rows
+    ref = store.put({"non_tensor_batch": {"field": objects(wrapped)}}, field_schemas={"field": FieldSchema(codec, metadata=metadata or {})})
+    got = [one["k"] if codec.endswith("dict") else one for one in store.get(ref)["non_tensor_batch"]["field"]]
+    assert all(type(one) is torch.Tensor for one in got)
+    return got
+
+
+@pytest.mark.parametrize("codec", ["ragged_tensor", "ragged_tensor_dict"])
+def test_numbers_become_exact_tensors(codec):
+    torch = pytest.importorskip("torch", reason="columns of tensors need torch")
+    floats = torch_rows(codec, [[0.1, 16777217.0], [], (0.5,)])
+    assert [one.tolist() for one in floats] == [[0.1, 16777217.0], [], [0.5]] and floats[1].dtype == torch.float64
+    assert torch_rows(codec, [[(1 << 53) + 1], [1]])[0].tolist() == [(1 << 53) + 1]
+    assert torch_rows(codec, [0.1, 2.5])[0].item() == 0.1
+    beside = torch_rows(codec, [torch.ones(2), [0.5, 2], torch.nn.Parameter(torch.ones(1)), range(2)])
+    assert [one.tolist() for one in beside] == [[1, 1], [0.5, 2], [1], [0, 1]] and beside[1].dtype == torch.float32
+    order = torch_rows(codec, [np.arange(3, dtype=">i4")])
+    assert order[0].tolist() == [0, 1, 2] and order[0].dtype == torch.int32
+
+
+@pytest.mark.parametrize("codec", ["ragged_tensor", "ragged_tensor_dict"])
+def test_a_named_type_of_tensors_is_honoured(codec):
+    torch = pytest.importorskip("torch", reason="columns of tensors need torch")
+    for name, kind in (("float32", torch.float32), ("torch.float32", torch.float32), ("torch.int16", torch.int16), ("uint8", torch.uint8)):
+        for rows in ([[1, 2]], [torch.tensor([1.0, 2.0])], [np.array([1, 2], np.uint64), [2.0]]):
+            got = torch_rows(codec, rows, {"dtype": name})
+            assert got[0].tolist() == [1, 2] and got[0].dtype == kind
+    assert torch_rows(codec, [[0.1]], {"dtype": "float32"})[0].item() == torch.tensor(0.1).item()
+    for name, row in [
+        ("float32", [0.5, (1 << 24) + 1]), ("int8", [300]), ("int64", np.array([(1 << 64) - 1], np.uint64)), ("uint8", torch.tensor([-1])),
+        ("float64", np.array([1j])), ("torch.float32", [1e300]), ("uint64", np.array([-1])), ("torch.nothing", [1]), ("U3", [1]),
+    ]:  # fmt: skip
+        wrapped = {"k": row} if codec.endswith("dict") else row
+        how = {"field_schemas": {"field": FieldSchema(codec, metadata={"dtype": name})}}
+        assert "'field'" in refused({"non_tensor_batch": {"field": objects([wrapped])}}, **how)
+
+
+@pytest.mark.parametrize("row", ["ab", b"ab", bytearray(b"ab"), ["a"], {"a": 1}, np.datetime64("2026-01-01"), [1, 1 << 70], [0.5, (1 << 53) + 1]])
+def test_rows_that_become_no_tensor(row):
+    pytest.importorskip("torch", reason="columns of tensors need torch")
+    how = {"field_schemas": {"field": FieldSchema("ragged_tensor")}}
+    assert "'field'" in refused({"non_tensor_batch": {"field": objects([row])}}, **how)
+
+
+@pytest.mark.parametrize(("dtype", "row"), [("int64", np.array([(1 << 64) - 1], np.uint64)), ("uint64", np.array([-1])), ("uint8", np.array([-1], np.int8))])
+def test_no_integer_changes_its_sign(dtype, row):
+    for codec, values in (("typed_ragged", objects([row])), ("ndarray", row), ("ndarray", row.reshape(1, 1))):
+        how = {"field_schemas": {"field": FieldSchema(codec, metadata={"dtype": dtype})}}
+        assert "'field'" in refused({"non_tensor_batch": {"field": values}}, **how)
+
+
+@pytest.mark.parametrize("time", [np.datetime64("2026-01-01", "ns"), np.timedelta64(5, "ns"), np.array([5], "M8[ns]")])
+def test_times_become_no_counts(time):
+    for codec in ("msgpack_ragged", "json_ragged", "auto", "ragged_tensor"):
+        for values in (objects([time]), objects([{"a": [time]}])):
+            assert "'field'" in refused({"non_tensor_batch": {"field": values}}, field_schemas={"field": FieldSchema(codec)})

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, repeat
@@ -21,8 +22,10 @@ from mooncake._element_types import is_ml_dtype
 from mooncake._manifests import MOST, is_count, numbers_of
 from mooncake._members import ArrayRows, Pieces
 from mooncake._pool_results import owned
+from mooncake._row_types import is_converted, is_rounded
 
 MAX_KEYS, MAX_LIST, MAX_DEPTH = 64, 8, 32
+_NUMBERS = bool | int | float | complex
 # Rows that are shorter on average are sliced from one copy of all bytes.
 _LONG = 4 << 10
 
@@ -317,28 +320,53 @@ class Tensors(Ragged):
     def encode(self, values: list[Any], schema: FieldSchema) -> tuple[dict[str, Any], dict[str, Any]]:
         torch = _torch()
         arrays: list[Any] = []
+        # Rows of Python's numbers, which have no element type of their own.
+        untyped: dict[int, Any] = {}
         dtypes: set[Any] = set()
-        for value in values:
+        for row, value in enumerate(values):
             if value is None:
                 arrays.append(None)
-                continue
-            try:
-                # Tensors of the host without gradients share their memory with the array.
-                arrays.append(value.numpy())
-                dtypes.add(value.dtype)
-                continue
-            except (AttributeError, RuntimeError, TypeError):
-                pass
-            tensor = torch.as_tensor(np.array(value) if isinstance(value, np.ndarray) else value).detach().cpu()
-            if tensor.dtype == torch.bfloat16:
-                raise ValueError("ragged tensor codec does not support torch.bfloat16")
-            dtypes.add(tensor.dtype)
-            arrays.append(tensor.contiguous().numpy())
-        if len(dtypes) > 1:
-            raise ValueError(f"mixed tensor dtype: {sorted(map(str, dtypes))}")
-        dtype = str(next(iter(dtypes), "torch.float32"))
-        payload, metadata = self.rows_of(arrays, self._numpy(dtype))
-        return payload, {**metadata, "dtype": dtype}
+            elif type(value) in (torch.Tensor, torch.nn.Parameter):
+                arrays.append(self._of_tensor(torch, value))
+                dtypes.add(arrays[-1].dtype)
+            else:
+                arrays.append(_of_numbers(value))
+                if isinstance(value, np.ndarray | np.generic):
+                    dtypes.add(arrays[-1].dtype)
+                else:
+                    untyped[row] = value
+        named = self._named(schema)
+        if named is None and not dtypes:
+            # An empty list has the type of the others.
+            dtypes = {arrays[row].dtype for row in untyped if arrays[row].size}
+        if named is None and len(dtypes) > 1:
+            raise ValueError(f"mixed tensor dtype: {sorted(self._torch_name(torch, one) for one in dtypes)}")
+        dtype = named or next(iter(dtypes), np.dtype(np.float32))
+        for row, array in enumerate(arrays):
+            if array is not None and (array.dtype != dtype or row in untyped):
+                arrays[row] = _as_type(array, dtype, row, untyped.get(row, array), named is not None)
+        payload, metadata = self.rows_of(arrays, dtype)
+        return payload, {**metadata, "dtype": self._torch_name(torch, dtype)}
+
+    @staticmethod
+    def _of_tensor(torch: Any, value: Any) -> Any:
+        """Returns the numbers of a tensor. A tensor of the host shares its memory with them."""
+        try:
+            return value.numpy()
+        except (RuntimeError, TypeError):
+            pass
+        if value.dtype == torch.bfloat16:
+            raise ValueError("ragged tensor codec does not support torch.bfloat16")
+        return value.detach().cpu().resolve_conj().resolve_neg().contiguous().numpy()
+
+    @staticmethod
+    def _torch_name(torch: Any, dtype: Any) -> str:
+        return str(torch.from_numpy(np.empty(0, dtype)).dtype)
+
+    def _named(self, schema: FieldSchema) -> Any:
+        """Returns the element type that a schema names in the words of torch or numpy, or `None`."""
+        name = schema.metadata.get("dtype")
+        return self._numpy(str(name)) if str(name).startswith("torch.") else dtype_of(schema)
 
     @staticmethod
     def _numpy(dtype: str) -> Any:
@@ -355,6 +383,35 @@ class Tensors(Ragged):
         tensors: list[Any] = [None if array is None else torch.from_numpy(array) for array in arrays]
         made: list[Any] = owned(tensors, arrays)
         return made
+
+
+def _of_numbers(value: Any) -> Any:
+    """Returns an array of the numbers of a row that is no tensor, in native byte order."""
+    kind = type(value)
+    if isinstance(value, str) or is_bytes_like(kind) or not isinstance(value, Sequence | np.ndarray | np.generic | _NUMBERS):
+        raise TypeError(f"rows must be tensors, arrays, numbers or sequences of numbers, not {kind.__name__}")
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError("the mask of a row would be lost")
+    array = np.asarray(value)
+    if array.dtype.kind not in "biufc" or is_ml_dtype(array.dtype):
+        raise TypeError(f"rows must be numbers, not {array.dtype}")
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+
+def _as_type(array: Any, dtype: Any, row: int, value: Any, may_round: bool) -> Any:
+    """Returns the numbers of a row as another type. Raises `ValueError` for numbers that the type
+    does not have.
+    """
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        # The check finds numbers that lose their imaginary part.
+        warnings.simplefilter("ignore", np.exceptions.ComplexWarning)
+        made = array.astype(dtype, copy=False)
+        back = made if isinstance(value, np.ndarray) else made.tolist()
+        value = list(value) if isinstance(value, range) else value
+        is_kept = is_converted(value, back) or (may_round and is_rounded(value, back))
+    if not is_kept:
+        raise ValueError(f"row {row} does not fit the type of the column. dtype={dtype} value={value!r:.100}")
+    return made
 
 
 class TensorDicts(Codec):

@@ -11,6 +11,7 @@ import numpy as np
 
 from mooncake._bundle_types import RemoteBundleRef, StructuredMemberSlice
 from mooncake._columns import FieldSchema
+from mooncake._members import check_class
 from mooncake._shards import _is_tensor
 
 HANDLE = "mooncake_dataproto_ref"
@@ -277,6 +278,7 @@ def envelope_of_dict(data: Any, schemas: Mapping[str, FieldSchema]) -> Envelope:
 def column(name: str, value: Any) -> Any:
     """Returns rows of a non-tensor field as an array."""
     if isinstance(value, np.ndarray):
+        check_class(value, name, "batch")
         return value
     if not _listed(value):
         raise TypeError(

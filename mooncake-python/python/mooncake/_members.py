@@ -10,11 +10,15 @@ from typing import Any
 
 import numpy as np
 
+from mooncake._decisions import is_tensor as is_plain_tensor
 from mooncake._element_types import code_of, is_ml_dtype
 from mooncake._manifests import ML_DTYPE, RECORD, numbers_of, record_fields
+from mooncake._pool_results import PoolArray
 from mooncake._shards import _is_tensor
 from mooncake._tensors import _deserialize_tensor, _serialize_tensor
 
+# Arrays of one of these types are equal to plain ones: the bytes of a file, and those of a pool.
+PLAIN_ARRAYS = (np.ndarray, np.memmap, PoolArray)
 # Parts that are shorter on average become one piece.
 _SHORT = 64 << 10
 
@@ -168,13 +172,13 @@ def member_of(value: Any, name: str) -> tuple[Member, dict[str, Any]]:
     if _is_tensor(value) and getattr(value, "is_nested", False):
         return _nested_body(value, name)
     if _is_tensor(value):
+        check_tensor(value, name)
         described = {
             "encoding": "torch_tensor",
             "dtype": str(value.dtype),
             "shape": list(value.shape),
             "element_size": value.element_size(),
         }
-        check_tensor(value, name)
         return TensorMember(value, name), described
     if isinstance(value, np.ndarray):
         _check_array(value, name)
@@ -191,21 +195,37 @@ def member_of(value: Any, name: str) -> tuple[Member, dict[str, Any]]:
     return Body([view], view.nbytes), {"encoding": "bytes"}
 
 
+def check_class(array: Any, name: str, what: str = "member") -> None:
+    """Raises `TypeError` for an array whose class would be lost."""
+    kind = type(array)
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError(f"cannot put {what}: its mask would be lost. name={name!r}; put data and mask as two arrays")
+    if kind not in PLAIN_ARRAYS:
+        raise TypeError(
+            f"cannot put {what}: its class would be lost. name={name!r} class={_full_name(kind)}; put value.view(numpy.ndarray)"
+        )
+
+
+def _full_name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
 def _check_array(array: Any, name: str) -> None:
     """Raises `TypeError` or `ValueError` for an array that would come back as another one."""
     if array.dtype.hasobject:
-        raise TypeError(f"{name}: cannot store an array of objects")
-    if isinstance(array, np.ma.MaskedArray):
-        raise TypeError(f"{name}: cannot store a masked array: its mask would be lost; store data and mask as two members")
-    if isinstance(array, np.matrix | np.recarray | np.char.chararray):
-        kind = type(array).__name__
-        raise TypeError(f"{name}: cannot store a numpy {kind}: its class would be lost; store np.asarray(value)")
+        raise TypeError(f"cannot put member: an array of objects has no stored form. name={name!r}; put a batch with this field")
+    check_class(array, name)
     if not is_ml_dtype(array.dtype):
         numbers_of(name, array.dtype.str)
 
 
 def check_tensor(tensor: Any, name: str) -> None:
-    """Raises `ValueError` for a tensor that has no stored form."""
+    """Raises `TypeError` or `ValueError` for a tensor that would come back as another one."""
+    if not is_plain_tensor(type(tensor)):
+        raise TypeError(
+            f"cannot put member: its class would be lost. name={name!r} class={_full_name(type(tensor))};"
+            " put a torch.Tensor, such as value.detach() of a parameter"
+        )
     if code_of(tensor.dtype) is None or str(tensor.layout) != "torch.strided":
         raise ValueError(f"{name}: cannot store tensor ({tensor.dtype}, {tensor.layout}): unsupported type or layout")
 

@@ -17,14 +17,11 @@ import numpy as np
 
 from mooncake._decisions import is_none, is_picture, is_tensor, kinds_of
 from mooncake._manifests import numbers_of
-from mooncake._members import ArrayRows, Pieces
-from mooncake._pool_results import PoolArray
+from mooncake._members import PLAIN_ARRAYS, ArrayRows, Pieces
 
 ROW_TYPES = "row_types"
 """Name of the descriptions in the metadata of a column."""
 
-# Arrays of one of these types are equal to plain ones.
-_ARRAYS = (np.ndarray, np.memmap, PoolArray)
 _NUMBERS = frozenset({bool, int, float, complex})
 _LEAVES = frozenset({bool, int, float, str, bytes, type(None)})
 
@@ -96,7 +93,7 @@ def is_kept(codec: str, values: Sequence[Any], metadata: Mapping[str, Any]) -> b
     if codec in ("bytes_ragged", "media_bytes"):
         return all(kind is bytes or is_picture(kind) for kind in kinds)
     present = values if len(kinds) == len(frozenset(map(type, values))) else [one for one in values if not is_none(one)]
-    if codec == "typed_ragged" and kinds <= {*_ARRAYS}:
+    if codec == "typed_ragged" and kinds <= {*PLAIN_ARRAYS}:
         (dtype, *others) = {array.dtype for array in present}
         return not others and dtype.kind in "biufc" and dtype.isnative and str(dtype) == metadata["dtype"]
     if kinds != {list}:
@@ -174,7 +171,7 @@ def _difference(value: Any, back: Any) -> Any:
         if not is_same:
             raise InexactError(f"a {kind.__name__} becomes a {type(back).__name__}")
         return None
-    if kind in _ARRAYS:
+    if kind in PLAIN_ARRAYS:
         return _difference_of_array(value, back)
     if kind in (list, tuple):
         return _difference_of_list(value, back)
@@ -306,6 +303,12 @@ def is_converted(value: Any, back: Any) -> bool:
     """
     if is_none(value) or is_none(back):
         return is_none(value) and is_none(back)
+    if isinstance(value, np.ma.MaskedArray):
+        # Its mask would be lost.
+        return False
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "mM":
+        # A count of units has another meaning than a time.
+        return getattr(back, "dtype", None) == value.dtype and bool(np.array_equal(value, back, equal_nan=True))
     if isinstance(value, np.ndarray | np.generic) and not isinstance(back, np.ndarray):
         value = value.tolist()
     if isinstance(value, Mapping):
@@ -317,7 +320,12 @@ def is_converted(value: Any, back: Any) -> bool:
     if isinstance(value, np.ndarray):
         with np.errstate(all="ignore"):
             again = (back.real if back.dtype.kind == "c" and value.dtype.kind != "c" else back).astype(value.dtype)
-        return _equal_arrays(value, again) and (value.dtype.kind != "c" or back.dtype.kind == "c" or not value.imag.any())
+        if value.dtype.kind == "c" or back.dtype.kind == "c":
+            return _equal_arrays(value, again) and (back.dtype.kind == "c" or not value.imag.any())
+        if not _equal_arrays(value, again):
+            return False
+        # Integers of the other sign may have the same bits.
+        return not {value.dtype.kind, back.dtype.kind} <= {*"iu"} or bool(((value < 0) == (back < 0)).all())
     if isinstance(value, bytearray | memoryview):
         return bytes(value) == bytes(back)
     if isinstance(value, complex | np.complexfloating):
@@ -332,6 +340,11 @@ def is_rounded(value: Any, back: Any) -> bool:
     """
     if is_none(value) or is_none(back):
         return is_none(value) and is_none(back)
+    if isinstance(value, list | tuple):
+        # Integers beside floats do not round.
+        return isinstance(back, list | tuple) and len(value) == len(back) and all(
+            is_converted(one, other) or is_rounded(one, other) for one, other in zip(value, back)
+        )
     one, other = np.asarray(value), np.asarray(back)
     if one.shape != other.shape or other.dtype.kind not in "fc" or one.dtype.kind not in "fc":
         return False
