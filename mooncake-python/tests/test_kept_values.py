@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import array
+import ctypes
+import mmap
 from typing import Any
 
 import numpy as np
@@ -9,7 +12,7 @@ import pytest
 from test_columns import identical, objects
 from test_structured import Fake
 
-from mooncake.structured_object_store import FieldSchema, MooncakeBundleTransfer
+from mooncake.structured_object_store import FieldSchema, MooncakeBundleTransfer, StructuredObjectPayload
 
 
 def transfer() -> MooncakeBundleTransfer:
@@ -187,3 +190,108 @@ def test_times_become_no_counts(time):
     for codec in ("msgpack_ragged", "json_ragged", "auto", "ragged_tensor"):
         for values in (objects([time]), objects([{"a": [time]}])):
             assert "'field'" in refused({"non_tensor_batch": {"field": values}}, field_schemas={"field": FieldSchema(codec)})
+
+
+# Refusals name the field, also one whose name occurs in the reason.
+
+
+@pytest.mark.parametrize("name", ["a", "e", "non_tensor_batch", "value", "x.y"])
+@pytest.mark.parametrize("schema", [None, "auto", "utf8_ragged", "ndarray", "bytes_ragged", "typed_ragged", "ragged_tensor_dict", "json_ragged"])
+def test_refused_rows_name_their_field(name, schema):
+    deep: Any = []
+    deep.append(deep)
+    how = {} if schema is None else {"field_schemas": {name: FieldSchema(schema)}}
+    for row in ({"k": np.arange(2), "z": {1: 2}}, object(), {"k": object()}, deep):
+        with pytest.raises((TypeError, ValueError, RuntimeError, AttributeError), match=f"^cannot put batch: .*field '{name}'"):
+            transfer().put({"non_tensor_batch": {name: objects([row])}}, **how)
+
+
+@pytest.mark.parametrize("value", [np.array(3.0), 3.0, None, np.array(None), np.float32(1)])
+def test_fields_without_rows_are_named(value):
+    for section in ("batch", "non_tensor_batch"):
+        assert "a field has no rows" in (text := refused({section: {"fine": [1], "x": value}})) and "field='x'" in text
+    ref = transfer().put({"meta_info": {"n": 1}})
+    with pytest.raises(TypeError, match="field='x'"):
+        transfer().append_dataproto_fields(ref, {"batch": {"x": value}}, stage="other")
+    schemas = {"x": FieldSchema("auto", metadata={"section": "batch"})}
+    assert "field='x'" in refused({"x": value}, type="dict", field_schemas=schemas)
+
+
+def test_fields_of_other_lengths_are_named():
+    two, three = np.zeros(2), np.zeros(3)
+    for given, how in (
+        ({"batch": {"a": two, "b": three}}, {}),
+        ({"batch": {"a": two}, "non_tensor_batch": {"b": objects([1, 2, 3])}}, {}),
+        ({"a": two, "b": three}, {"type": "dict"}),
+        ({"a": [1, 2], "b": [1, 2, 3]}, {"type": "dict"}),
+    ):
+        text = refused(given, **how)
+        assert "batch sizes. rows=2 fields=['a'] rows=3 fields=['b'];" in text and text.startswith("cannot put batch: ")
+    store = transfer()
+    ref = store.put({"batch": {"a": two}})
+    with pytest.raises(ValueError, match=r"^cannot append fields: .*fields=\['b'\]"):
+        store.append_dataproto_fields(ref, {"batch": {"b": three}}, stage="other")
+
+
+@pytest.mark.parametrize("name", [1, None, "", b"a", ("a",)])
+def test_names_that_no_handle_has(name):
+    for section in ("batch", "non_tensor_batch"):
+        assert f"field={name!r}" in refused({section: {name: np.zeros(2)}})
+    assert f"field={name!r}" in refused({name: np.zeros(2)}, type="dict")
+    if name != "":
+        assert repr(name) in refused({name: b"x"}, "put_object")
+
+
+# Members that are buffers, and arrays without dimensions.
+
+
+@pytest.fixture(params=["store", "fake"])
+def backing(request):
+    return Fake() if request.param == "fake" else request.getfixturevalue("store")
+
+
+@pytest.mark.parametrize("char", "?bBhHiIlLqQefdgFDG")
+def test_arrays_without_dimensions_stay_so(backing, char):
+    store = MooncakeBundleTransfer(backing, "kept")
+    value = np.array(1, char)
+    assert identical(store.get_object(store.put_object(value)), value)
+    assert identical(store.get_object(store.put_object({"a": value, "b": np.array([1])}))["a"], value)
+    ref = store.put_object({"a": value})
+    described = store.materialize(store.read_spec(ref)).metadata["__mooncake_structured_fields__"]["a"]
+    # Mooncake C++ fails to read the shape (), and skips keys that it does not know.
+    assert described == {"encoding": "ndarray", "dtype": value.dtype.str, "shape": [1], "ndim": 0}
+    into = np.zeros((), char)
+    got = store.materialize_into(store.read_spec(ref), {"a": into})
+    assert got.objects["a"] is into and into == 1
+
+
+@pytest.mark.parametrize("value", [b"", b"ab", bytearray(b"ab"), bytearray(), memoryview(b"ab"), memoryview(b"abcd")[::2], memoryview(bytearray(b"a"))])
+def test_buffers_of_bytes_are_kept(backing, value):
+    store = MooncakeBundleTransfer(backing, "kept", default_chunk_bytes=1)
+    got = store.get_object(store.put_object({"a": value}))["a"]
+    if type(value) is bytes:
+        # As in Mooncake C++, bytes may come back as an array of them.
+        got = bytes(got)
+    assert type(got) is type(value) and got == value
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.float64(2.5), np.bool_(True), np.int32(7), np.complex64(1j), np.datetime64("2026-01-01"), np.timedelta64(5, "ns"), np.str_("ab"),
+        np.bytes_(b"ab"), array.array("d", [1.0]), array.array("B", [1]), (ctypes.c_ubyte * 2)(1, 2), ctypes.c_int(5), mmap.mmap(-1, 8),
+        memoryview(np.ones(2)), memoryview(np.ones((2, 2), np.uint8)), memoryview(b"ab").cast("b"), "text", 2.5, None, [1],
+    ],
+    ids=lambda value: type(value).__name__,
+)  # fmt: skip
+def test_other_buffers_are_refused(value):
+    assert "member: " in refused(value, "put_object") and "value" in refused(value, "put_object")
+    assert "mine" in (text := refused({"mine": value}, "put_object")) and text.startswith("cannot put member: ")
+    assert "mine" in refused(StructuredObjectPayload({}, {"mine": value}), "put_structured_object")
+    assert "mine" in refused({"batch": {"mine": value}})
+
+
+def test_a_bundle_takes_the_bytes_of_any_buffer():
+    fake = Fake()
+    ref = MooncakeBundleTransfer(fake).put_bundle(bytearray(b"meta"), {"a": np.float64(2.5), "b": array.array("d", [1.0])})
+    assert fake.values[ref.manifest["buffers"]["a"]["key"]] == np.float64(2.5).tobytes()

@@ -70,7 +70,7 @@ def test_write_and_read(backing, chunk):
         assert (objects["tokens"] == np.arange(24).reshape(6, 4)).all() and objects["tokens"].dtype == np.int32
         assert objects["mask"].shape == (6, 2) and bytes(objects["prompt_ids"]) == b"sample-ids"
         assert bytes(objects["none"]) == b"" and objects["no_rows"].shape == (0, 3)
-        assert objects["scalar"].shape == (1,) and objects["scalar"][0] == 3.5
+        assert objects["scalar"].shape == () and objects["scalar"] == 3.5
     transfer.remove_bundle(ref)
     transfer.remove_bundle({"manifest_key": ref.manifest_key})
     with pytest.raises(json.JSONDecodeError):

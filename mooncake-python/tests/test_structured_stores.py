@@ -64,7 +64,7 @@ def test_a_store_of_three_methods():
     assert calls_of(store) == [
         ("put", f"{base}/meta/chunk/0", kind, 100),
         ("put", f"{base}/meta/chunk/1", kind, 100),
-        ("put", f"{base}/meta/chunk/2", kind, 23),
+        ("put", f"{base}/meta/chunk/2", kind, 32),
         ("put", f"{base}/buffer/a/chunk/0", kind, 100),
         ("put", f"{base}/buffer/a/chunk/1", kind, 100),
         ("put", f"{base}/buffer/a/chunk/2", kind, 56),

@@ -165,7 +165,7 @@ class Bundles:
     ) -> RemoteBundleRef:
         """Writes named values with raw bytes as their metadata."""
         described = bytes(_bytes_view(meta, "meta"))
-        members = {_segment(name, "buffer name"): member_of(value, name)[0] for name, value in buffers.items()}
+        members = {_segment(name, "buffer name"): member_of(value, name, any_buffer=True)[0] for name, value in buffers.items()}
         return self._put(described, members, partition, chunk_bytes, policy, max_inflight_put, config)
 
     def put_object(

@@ -171,6 +171,24 @@ def resolve(ref: DataProtoRefLike) -> MooncakeDataProtoRef:
     raise TypeError(f"expected MooncakeDataProtoRef or DataProto handle, got {type(ref).__name__}")
 
 
+def _rows_of_field(name: str, value: Any) -> int:
+    """Returns the number of rows of a field. Raises `TypeError` if it has none."""
+    try:
+        return len(value)
+    except TypeError as error:
+        raise TypeError(
+            f"cannot put batch: a field has no rows: {error}. field={name!r} type={type(value).__name__}; put it into meta_info"
+        ) from error
+
+
+def _sizes(sizes: Mapping[str, int]) -> str:
+    """Returns a text that names fields of each size."""
+    first: dict[int, list[str]] = {}
+    for name, size in sizes.items():
+        first.setdefault(size, []).append(name)
+    return " ".join(f"rows={size} fields={names[:4]}" for size, names in sorted(first.items()))
+
+
 @dataclass
 class Envelope:
     """Fields of a batch by section."""
@@ -181,13 +199,19 @@ class Envelope:
 
     def rows(self) -> int:
         """Returns the number of samples. Raises `ValueError` if fields differ in it."""
-        sizes = {len(value) for values in (self.batch, self.non_tensor_batch) for value in values.values()}
-        if len(sizes) > 1:
-            raise ValueError(f"DataProto fields have inconsistent batch sizes: {sorted(sizes)}")
+        for name in (*self.batch, *self.non_tensor_batch):
+            # A handle has names of JSON.
+            if not isinstance(name, str) or not name:
+                raise TypeError(f"cannot put batch: a name of a field is not a non-empty str. field={name!r}; rename it")
         both = sorted(set(self.batch) & set(self.non_tensor_batch))
         if both:
-            raise ValueError(f"DataProto batch and non_tensor_batch fields overlap: {both}")
-        return sizes.pop() if sizes else 0
+            raise ValueError(f"cannot put batch: batch and non_tensor_batch fields overlap. fields={both}; rename one of them")
+        sizes = {name: _rows_of_field(name, value) for values in (self.batch, self.non_tensor_batch) for name, value in values.items()}
+        if len(set(sizes.values())) > 1:
+            raise ValueError(
+                f"cannot put batch: fields have inconsistent batch sizes. {_sizes(sizes)}; put fields without rows into meta_info"
+            )
+        return next(iter(sizes.values()), 0)
 
 
 def _dictionary(value: Any) -> dict[str, Any]:
@@ -237,11 +261,14 @@ def _listed(value: Any) -> bool:
     )
 
 
-def _one_size(data: Mapping[str, Any], names: Sequence[str], what: str) -> int:
-    sizes = {len(data[name]) for name in names}
-    if len(sizes) > 1:
-        raise ValueError(f"flat dict {what} have ambiguous batch sizes: {sorted(sizes)}; specify their sections with a FieldSchema")
-    return sizes.pop() if sizes else 0
+def _one_size(data: Mapping[str, Any], names: Sequence[str], what: str) -> int | None:
+    """Returns the number of rows of these fields, or `None` if there is no field."""
+    sizes = {name: _rows_of_field(name, data[name]) for name in names}
+    if len(set(sizes.values())) > 1:
+        raise ValueError(
+            f"cannot put batch: flat dict {what} have ambiguous batch sizes. {_sizes(sizes)}; specify their sections with a FieldSchema"
+        )
+    return next(iter(sizes.values()), None)
 
 
 def envelope_of_dict(data: Any, schemas: Mapping[str, FieldSchema]) -> Envelope:
@@ -253,19 +280,17 @@ def envelope_of_dict(data: Any, schemas: Mapping[str, FieldSchema]) -> Envelope:
     if not isinstance(data, Mapping):
         raise TypeError("flat dict payload must be a mapping")
     declared = {name: section for name in data if (section := section_of(name, schemas.get(name))) is not None}
-    for name in declared:
-        if declared[name] != "meta_info" and not hasattr(data[name], "__len__"):
-            raise ValueError(f"flat dict row-aligned field {name!r} must be sized")
     row_aligned = [name for name, section in declared.items() if section != "meta_info"]
     free = [name for name in data if name not in declared]
     rows = _one_size(data, row_aligned, "fields")
     if not row_aligned:
         rows = _one_size(data, [name for name in free if _dense(data[name])], "dense fields")
-        rows = rows or _one_size(data, [name for name in free if _listed(data[name])], "fields")
+        if rows is None:
+            rows = _one_size(data, [name for name in free if _listed(data[name])], "fields") or None
     made = Envelope()
     for name, value in data.items():
         section = declared.get(name)
-        if section is None and rows and _dense(value) and len(value) == rows:
+        if section is None and _dense(value) and len(value) == rows:
             section = "batch"
         elif section is None and not row_aligned and _listed(value) and len(value) == rows:
             section = "non_tensor_batch"

@@ -20,6 +20,10 @@ ML_DTYPE = "ml_dtype"
 """Name of the type of ml_dtypes in the description of an array. Mooncake C++ skips it, and reads
 elements of that size without a meaning.
 """
+BUFFER = "buffer"
+"""Name of the class of a buffer other than `bytes` in its description, which Mooncake C++ skips."""
+DIMENSIONS = "ndim"
+"""Name of the number of dimensions, 0, of an array whose shape is [1] for Mooncake C++."""
 RECORD = "record"
 """Name of the fields of records in the description of an array, which Mooncake C++ skips, too."""
 
@@ -122,6 +126,8 @@ def array_kind(name: str, described: Mapping[str, Any], size: int) -> tuple[Any,
         raise ValueError(f"{name}: invalid array shape {shape!r}: it must be a list of non-negative integers")
     if math.prod(shape) * dtype.itemsize != size:
         raise ValueError(f"{name}: an array of {dtype} {tuple(shape)} does not have {size} bytes")
+    if shape == [1] and described.get(DIMENSIONS) == 0:
+        return dtype, ()
     return dtype, tuple(shape)
 
 
@@ -146,7 +152,7 @@ def record_fields(name: str, dtype: Any) -> list[list[Any]]:
     fields = [[one, dtype.fields[one][0].str, dtype.fields[one][1]] for one in dtype.names]
     made = _record_of(name, fields, dtype.itemsize)
     if made != dtype:
-        raise ValueError(f"{name}: cannot store array: its records have fields of other types than numbers. dtype={dtype}")
+        raise ValueError(f"{name}: records have fields of other types than numbers. dtype={dtype}")
     return fields
 
 

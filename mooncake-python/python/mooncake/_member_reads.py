@@ -11,7 +11,7 @@ import numpy as np
 from mooncake._bundle_types import StructuredMemberSlice
 from mooncake._call_reads import CallReader, reader_of
 from mooncake._layout import HEADER_SIZE, Header
-from mooncake._manifests import array_kind
+from mooncake._manifests import BUFFER, array_kind
 from mooncake._members import (
     RawDestination,
     TensorObjectBuffer,
@@ -81,7 +81,12 @@ class MemberReader:
             raise
 
     def _bytes(self) -> Any:
-        size = self._payload["bytes"]
+        size, kind = self._payload["bytes"], self._described.get(BUFFER)
+        if kind in ("bytearray", "memoryview"):
+            self._reader.expect(size)
+            buffer = bytearray(size)
+            self._reader.rows(0, 1, range(size), np.frombuffer(buffer, np.uint8))
+            return buffer if kind == "bytearray" else memoryview(buffer)
         array = self._leased(0, np.uint8, (size,), size)
         if array is not None:
             return array

@@ -12,7 +12,7 @@ import numpy as np
 
 from mooncake._decisions import is_tensor as is_plain_tensor
 from mooncake._element_types import code_of, is_ml_dtype
-from mooncake._manifests import ML_DTYPE, RECORD, numbers_of, record_fields
+from mooncake._manifests import BUFFER, DIMENSIONS, ML_DTYPE, RECORD, numbers_of, record_fields
 from mooncake._pool_results import PoolArray
 from mooncake._shards import _is_tensor
 from mooncake._tensors import _deserialize_tensor, _serialize_tensor
@@ -64,7 +64,9 @@ def _bytes_view(value: Any, name: str) -> memoryview:
     try:
         view = memoryview(value)
     except TypeError:
-        raise TypeError(f"{name} must be bytes-like, got {type(value).__name__}") from None
+        raise TypeError(
+            f"cannot put member: {name} must be bytes-like, got {type(value).__name__}; put an array, a tensor or bytes"
+        ) from None
     if not view.c_contiguous:
         view = memoryview(view.tobytes())
     return view.cast("B") if view.nbytes else memoryview(b"")
@@ -161,8 +163,12 @@ class TensorMember:
 Member = Body | ArrayRows | TensorMember | TensorObjectBuffer
 
 
-def member_of(value: Any, name: str) -> tuple[Member, dict[str, Any]]:
-    """Returns a member to write, and its description among the fields."""
+def member_of(value: Any, name: str, any_buffer: bool = False) -> tuple[Member, dict[str, Any]]:
+    """Returns a member to write, and its description among the fields.
+
+    Buffers that would come back as other values are refused, unless `any_buffer` asks for their
+    bytes only.
+    """
     if isinstance(value, TensorObjectBuffer):
         return value, {"encoding": "torch_tensor"}
     if isinstance(value, Pieces):
@@ -182,9 +188,13 @@ def member_of(value: Any, name: str) -> tuple[Member, dict[str, Any]]:
         return TensorMember(value, name), described
     if isinstance(value, np.ndarray):
         _check_array(value, name)
-        array = np.ascontiguousarray(value)
+        # With `ascontiguousarray`, an array without dimensions has one.
+        array = np.asarray(value, order="C")
         view = memoryview(array.reshape(-1).view(np.uint8).data) if array.nbytes else memoryview(b"")
         described = {"encoding": "ndarray", "dtype": array.dtype.str, "shape": list(array.shape)}
+        if not array.ndim:
+            # Mooncake C++ has no reader of arrays without dimensions.
+            described |= {"shape": [1], DIMENSIONS: 0}
         if is_ml_dtype(array.dtype):
             # The string of such a type does not name it, and may be none that numpy reads.
             described |= {"dtype": f"|V{array.dtype.itemsize}", ML_DTYPE: array.dtype.name}
@@ -192,7 +202,26 @@ def member_of(value: Any, name: str) -> tuple[Member, dict[str, Any]]:
             described[RECORD] = record_fields(name, array.dtype)
         return Body([view], array.nbytes, array), described
     view = _bytes_view(value, name)
-    return Body([view], view.nbytes), {"encoding": "bytes"}
+    described = {"encoding": "bytes"} if any_buffer else {"encoding": "bytes", **_buffer_kind(value, name)}
+    return Body([view], view.nbytes), described
+
+
+def _buffer_kind(value: Any, name: str) -> dict[str, str]:
+    """Returns the description of the class of a buffer. Raises `TypeError` for one whose bytes are
+    not its value.
+    """
+    kind = type(value)
+    if kind is memoryview and value.ndim == 1 and value.format in ("B", "<B"):
+        return {BUFFER: "memoryview"}
+    if kind in (bytes, bytearray):
+        return {} if kind is bytes else {BUFFER: "bytearray"}
+    what = f"{kind.__module__}.{kind.__qualname__}"
+    if kind is memoryview:
+        what += f" format={value.format!r} shape={value.shape}"
+    raise TypeError(
+        f"cannot put member: it would come back as bytes. name={name!r} type={what};"
+        " put bytes(value), memoryview(value).cast('B') or numpy.asarray(value)"
+    )
 
 
 def check_class(array: Any, name: str, what: str = "member") -> None:
@@ -215,8 +244,15 @@ def _check_array(array: Any, name: str) -> None:
     if array.dtype.hasobject:
         raise TypeError(f"cannot put member: an array of objects has no stored form. name={name!r}; put a batch with this field")
     check_class(array, name)
-    if not is_ml_dtype(array.dtype):
-        numbers_of(name, array.dtype.str)
+    try:
+        if not is_ml_dtype(array.dtype):
+            numbers_of(name, array.dtype.str)
+        if array.dtype.names is not None:
+            record_fields(name, array.dtype)
+    except ValueError:
+        raise ValueError(
+            f"cannot put member: its element type has no stored form. name={name!r} dtype={array.dtype}; put an array of numbers"
+        ) from None
 
 
 def check_tensor(tensor: Any, name: str) -> None:
@@ -227,15 +263,18 @@ def check_tensor(tensor: Any, name: str) -> None:
             " put a torch.Tensor, such as value.detach() of a parameter"
         )
     if code_of(tensor.dtype) is None or str(tensor.layout) != "torch.strided":
-        raise ValueError(f"{name}: cannot store tensor ({tensor.dtype}, {tensor.layout}): unsupported type or layout")
+        raise ValueError(
+            f"cannot put member: unsupported type or layout of a tensor. name={name!r} dtype={tensor.dtype} layout={tensor.layout};"
+            " put value.to_dense() or other numbers"
+        )
 
 
 def _serialized(tensor: Any, name: str) -> tuple[bytes, int, int, Any]:
     try:
         return _serialize_tensor(tensor)
     except ValueError as error:
-        kind = ", ".join(str(getattr(tensor, one, None)) for one in ("dtype", "layout", "device"))
-        raise ValueError(f"{name}: cannot store tensor ({kind}): {error}") from None
+        kind = " ".join(f"{one}={getattr(tensor, one, None)}" for one in ("dtype", "layout", "device"))
+        raise ValueError(f"cannot put member: {error}. name={name!r} {kind}") from None
 
 
 def _nested_body(value: Any, name: str) -> tuple[Body, dict[str, Any]]:
@@ -245,7 +284,10 @@ def _nested_body(value: Any, name: str) -> tuple[Body, dict[str, Any]]:
     import torch
 
     if value.layout != torch.jagged:
-        raise ValueError(f"{name}: nested tensors must have the jagged layout")
+        raise ValueError(
+            f"cannot put member: a nested tensor must have the jagged layout. name={name!r} layout={value.layout};"
+            " create it with layout=torch.jagged"
+        )
     tensors = [value.values(), value.offsets()]
     if value.lengths() is not None:
         tensors.append(value.lengths())

@@ -22,6 +22,14 @@ _OF_NUMBERS = ("ndarray", "typed_ragged")
 _HEAVY = ("ragged_tensor", "bytes_ragged", "media_bytes", "media_list_ragged")
 
 
+_ERRORS = (TypeError, ValueError, RuntimeError, AttributeError)
+
+
+def type_of_error(error: Exception) -> type[Exception]:
+    """Returns the class of an error that takes a text and that callers of a put expect."""
+    return next((kind for kind in _ERRORS if isinstance(error, kind)), ValueError)
+
+
 @dataclass
 class Leaf:
     """Values of one path in all rows."""
@@ -133,7 +141,10 @@ class Trees(Codec):
             if leaf.codec is None:
                 raise ValueError(f"{leaf.path}: no codec supports these values: {leaf.decision.reason}")
             values = [None if value is MISSING else value for value in leaf.values]
-            codec, parts, metadata = _encoded_leaf(leaf.codec, values)
+            try:
+                codec, parts, metadata = _encoded_leaf(leaf.codec, values)
+            except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+                raise type_of_error(error)(f"{leaf.path}: {error}") from error
             metadata = {**metadata, **leaf.decision.described()}
             parts["missing"] = np.array([value is MISSING for value in leaf.values], np.bool_)
             members = {name: f"leaf.{number}.{name}" for name in parts}
@@ -280,10 +291,13 @@ def _as_named(column: Column, values: list[Any]) -> Column:
 
 
 def encode(path: str, values: list[Any], schema: FieldSchema | None) -> Column:
-    """Encodes a column as the schema specifies, or with the codec that preserves its values."""
+    """Encodes a column as the schema specifies, or with the codec that preserves its values.
+
+    An error has the reason, to which the caller adds the name of the field.
+    """
     rows = len(values)
     if schema is not None and not schema.nullable and any(value is None for value in values):
-        raise ValueError(f"FieldSchema for {path!r} is not nullable")
+        raise ValueError("FieldSchema is not nullable, and a row is None")
     is_chosen = schema is not None and schema.codec not in ("auto", TREE)
     if schema is not None and schema.codec == "ndarray" and "dtype" not in schema.metadata:
         # As in Mooncake C++, the codec for numbers gives way for other values.
@@ -306,7 +320,7 @@ def encode(path: str, values: list[Any], schema: FieldSchema | None) -> Column:
             return made if _is_kept_tree(made, leaves, nodes) else _exact(made, values, None)
         except (TypeError, ValueError, OverflowError, RuntimeError) as error:
             if schema is None:
-                raise ValueError(f"unsupported structured non-tensor field: {error}") from error
+                raise
             refused.append(f"{TREE}: {error}")
     whole = Leaf(path, values, choose(values)) if nodes else leaves[0]
     names = [whole.codec]
@@ -327,6 +341,4 @@ def encode(path: str, values: list[Any], schema: FieldSchema | None) -> Column:
         inferred = whole.decision.described() if name == whole.codec else {}
         return replace(made, metadata={**made.metadata, **inferred})
     why = "; ".join(refused) or whole.decision.reason
-    if schema is None:
-        raise ValueError(f"unsupported structured non-tensor field {path!r}: {why}; select a codec with a FieldSchema")
-    raise ValueError(f"unable to infer a safe codec for {path!r}: {why}; select one with a FieldSchema")
+    raise ValueError(why if schema is None else f"unable to infer a safe codec: {why}")

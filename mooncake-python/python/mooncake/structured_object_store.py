@@ -55,7 +55,7 @@ from mooncake._pool_results import owned, release
 from mooncake._row_types import restored
 from mooncake._shards import _is_tensor
 from mooncake._store_calls import OBJECT_NOT_FOUND
-from mooncake._trees import codec_of, encode, escape_key, infer_structure
+from mooncake._trees import codec_of, encode, escape_key, infer_structure, type_of_error
 from mooncake._writes import AUTO_PARALLEL_MIN_BYTES, AUTO_PARALLEL_MIN_CHUNKS, DEFAULT_CHUNK, BundleTransferPolicy
 
 # Constants of Mooncake C++, for programs that use them.
@@ -195,7 +195,10 @@ class MooncakeBundleTransfer(Bundles):
         ref, envelope = resolve(ref), envelope_of(data)
         rows = envelope.rows()
         if rows != ref.batch_size and (envelope.batch or envelope.non_tensor_batch):
-            raise ValueError(f"DataProto append batch size {rows} does not match ref batch size {ref.batch_size}")
+            raise ValueError(
+                f"cannot append fields: their batch size {rows} does not match ref batch size {ref.batch_size}."
+                f" fields={[*envelope.batch, *envelope.non_tensor_batch]}; append as many rows as the batch has"
+            )
         return self._put_stage(ref, envelope, stage, overwrite, field_schemas or {}, (chunk_bytes, policy, config))
 
     def _put_stage(
@@ -463,20 +466,16 @@ class MooncakeBundleTransfer(Bundles):
         self._calls.remove([key])
 
 
-_ENCODING_ERRORS = (TypeError, ValueError, RuntimeError, AttributeError)
-
-
 def _encoded(name: str, member: str, values: Any, schema: FieldSchema | None) -> Column:
     try:
         return encode(member, list(values), schema)
-    except (*_ENCODING_ERRORS, OverflowError) as error:
-        kind = next((kind for kind in _ENCODING_ERRORS if isinstance(error, kind)), ValueError)
-        if schema is None and name in str(error):
-            raise
-        if schema is None:
-            raise kind(f"unsupported structured non-tensor field {member!r}: {error}") from error
-        text = f"failed to encode non_tensor_batch field {name!r} with FieldSchema codec {schema.codec!r}: {error}"
-        raise kind(text) from error
+    except ImportError:
+        raise
+    except Exception as error:
+        what = f"unsupported structured non-tensor field {name!r}"
+        if schema is not None:
+            what = f"failed to encode non_tensor_batch field {name!r} with FieldSchema codec {schema.codec!r}"
+        raise type_of_error(error)(f"cannot put batch: {what}: {error}; select another codec with a FieldSchema") from error
 
 
 __all__ = [
