@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import array
 import ctypes
+import enum
+import json
+import math
 import mmap
-from typing import Any
+from collections import OrderedDict
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from test_columns import identical, objects
 from test_structured import Fake
 
-from mooncake.structured_object_store import FieldSchema, MooncakeBundleTransfer, StructuredObjectPayload
+from mooncake.dataproto_catalog import DataProtoCatalog
+from mooncake.structured_object_store import FieldSchema, MooncakeBundleTransfer, StructuredObjectPayload, export_ref, import_ref
 
 
 def transfer() -> MooncakeBundleTransfer:
@@ -295,3 +300,86 @@ def test_a_bundle_takes_the_bytes_of_any_buffer():
     fake = Fake()
     ref = MooncakeBundleTransfer(fake).put_bundle(bytearray(b"meta"), {"a": np.float64(2.5), "b": array.array("d", [1.0])})
     assert fake.values[ref.manifest["buffers"]["a"]["key"]] == np.float64(2.5).tobytes()
+
+
+# Metadata of a batch, in a reference that was sent as JSON.
+
+
+def sent(ref: Any) -> Any:
+    handle = json.loads(json.dumps(export_ref(ref)))
+    assert json.dumps(export_ref(import_ref(handle))) == json.dumps(handle)
+    return handle
+
+
+METADATA = {
+    "array": np.arange(3, dtype=np.int16), "no rows": np.zeros((0, 3), "f4"), "no dimensions": np.array(2.5, "f4"), "order": np.arange(2, dtype=">i4"),
+    "long": np.longdouble(0.1), "half": np.float16(0.1), "double": np.float64(0.1), "int": np.int32(-1), "switch": np.bool_(True),
+    "word": np.str_("w"), "words": np.array([["ab", "c"]]), "tuple": (1, (2, "x"), [()]), "deep": {"a": [{"b": (np.arange(2), 0.5)}]},
+    "special": np.array([math.nan, -0.0, math.inf]), "unsigned": np.array([(1 << 64) - 1], np.uint64), "large": 1 << 70, "none": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", METADATA)
+def test_metadata_is_kept_in_handles(name):
+    store, value = transfer(), METADATA[name]
+    handle = sent(store.put({"batch": {"x": np.zeros(2)}, "meta_info": {"m": value, "n": 1}}))
+    got = store.get(handle)["meta_info"]
+    assert got["n"] == 1 and list(got) == ["m", "n"] and identical(got["m"], value), got
+    catalog = DataProtoCatalog()
+    catalog.update("p", ["a", "b"], handle=handle)
+    assert identical(catalog.resolve("p", ["a"])["meta_info"]["m"], value)
+    # An older reader takes the value that JSON has.
+    assert import_ref({**handle, "meta_types": {}}).meta_info["m"] == handle["meta_info"]["m"] or name == "special"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.datetime64("2026-01-01", "ns"), np.timedelta64(5, "ns"), np.array([5], "M8[ns]"), np.longdouble(1) / 3, np.array([1j]), 1j, b"x",
+        np.clongdouble(1j), np.array([None]), np.void(b"x"), np.zeros(2, [("a", "i4")]), np.ma.masked_array([1], [True]), MATRIX, {1: 2}, object(),
+    ],
+    ids=lambda value: type(value).__name__,
+)  # fmt: skip
+def test_other_metadata_is_refused_by_name(value):
+    for given, name in ((value, "'meta_info.m'"), ([{"k": (value,)}], "'meta_info.m")):
+        ref = transfer().put({"meta_info": {"m": given}})
+        with pytest.raises(TypeError, match=f"^cannot export DataProto ref: .*{name}"):
+            export_ref(ref)
+
+
+def test_metadata_of_subclasses_becomes_plain():
+    class Step(enum.IntEnum):
+        FIRST = 1
+
+    class Pair(NamedTuple):
+        x: int
+
+    got = transfer().get(sent(transfer().put({"meta_info": {"e": Step.FIRST, "o": OrderedDict(a=(1,)), "p": Pair(1)}})))["meta_info"]
+    assert identical(got, {"e": 1, "o": {"a": (1,)}, "p": (1,)})
+
+
+def test_metadata_that_is_nested_too_deeply():
+    deep: Any = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(TypeError, match=r"meta_info\.m"):
+        export_ref(transfer().put({"meta_info": {"m": deep}}))
+
+
+@pytest.mark.parametrize("described", [["array", "O", [1]], ["array", "<i4", [9]], "what", ["dict", {"z": "int"}], None, 7, [], ["list", {"5": "int"}]])
+def test_invalid_types_of_metadata(described):
+    handle = sent(transfer().put({"meta_info": {"m": [1, 2]}}))
+    for types in ({"m": described}, {"other": "int"}, [described], described):
+        if types is None:
+            continue
+        with pytest.raises(ValueError):
+            import_ref({**handle, "meta_types": types})
+
+
+@pytest.mark.parametrize("array", [np.zeros((0, 3), "f4"), np.array(2.5, "f4"), np.zeros((2, 0), "i1"), np.zeros((0,), "<U2")])
+def test_arrays_of_flat_dictionaries_are_kept(array):
+    store = transfer()
+    for others in ({}, {"x": np.zeros((array.shape or (3,))[0])}, {"empty": [], "n": 1}):
+        given = {"a": array, **others}
+        got = store.get(sent(store.put(given, type="dict")), type="dict")
+        assert identical(got, given), got

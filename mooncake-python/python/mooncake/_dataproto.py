@@ -12,6 +12,7 @@ import numpy as np
 from mooncake._bundle_types import RemoteBundleRef, StructuredMemberSlice
 from mooncake._columns import FieldSchema
 from mooncake._members import check_class
+from mooncake._row_types import InexactError, difference, restore
 from mooncake._shards import _is_tensor
 
 HANDLE = "mooncake_dataproto_ref"
@@ -19,6 +20,10 @@ STORAGE_GROUP_ID = "storage_group_id"
 # Version of handles that are written. Version 2 has the same parts and must name a group.
 _VERSION = 1
 _GROUPED_VERSION = 2
+META_TYPES = "meta_types"
+"""Name of the types of metadata that JSON lacks, in a handle. Mooncake C++ skips it."""
+# Kinds of arrays and scalars of numpy whose elements JSON has.
+_OF_JSON = "biufU"
 SECTIONS = ("batch", "non_tensor_batch", "meta_info")
 
 
@@ -55,32 +60,69 @@ def is_dataproto_ref_handle(value: Any) -> bool:
 
 
 def _json_safe(value: Any, name: str) -> Any:
-    """Returns a value as JSON has it: tuples as lists, and numbers of numpy as Python's.
+    """Returns a value as JSON has it: tuples as lists, numbers of numpy as Python's, and values of a
+    subclass of a plain type as those of the plain type.
 
     Raises `TypeError` with the name of a value that JSON does not have.
     """
-    if value is None or isinstance(value, str | int | float | bool):
+    if value is None or type(value) in (str, int, float, bool):
         return value
-    if isinstance(value, np.generic | np.ndarray) and value.dtype.kind != "m":
-        return _json_safe(value.tolist(), name)
+    for plain in (str, int, float):
+        if isinstance(value, plain):
+            return plain.__new__(plain, value) if plain is not str else str.__str__(value)
+    if isinstance(value, np.generic | np.ndarray) and value.dtype.kind in _OF_JSON and not value.dtype.hasobject:
+        with np.errstate(all="ignore"):
+            # `tolist` returns long numbers as those of numpy.
+            return (value.astype(np.float64) if value.dtype.kind == "f" else value).tolist()
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
                 raise TypeError(
-                    f"{name}: cannot export DataProto ref: JSON has only keys that are str. key={key!r} type={type(key).__name__}"
+                    f"cannot export DataProto ref: JSON has only keys that are str. name={name!r} key={key!r} type={type(key).__name__}"
                 )
         return {str(key): _json_safe(one, f"{name}.{key}") for key, one in value.items()}
     if isinstance(value, list | tuple):
         return [_json_safe(one, f"{name}[{at}]") for at, one in enumerate(value)]
     raise TypeError(
-        f"{name}: cannot export DataProto ref: handles support only JSON-safe values. type={type(value).__name__}"
+        f"cannot export DataProto ref: handles support only JSON-safe values. name={name!r} type={type(value).__name__};"
+        " put a field, or a value that JSON has"
     )
+
+
+def _typed(value: Any, name: str) -> tuple[Any, Any]:
+    """Returns a value as JSON has it, and the description of what JSON lacks of it, if anything.
+
+    Raises `TypeError` with the name of a value that would come back as another one.
+    """
+    try:
+        plain = _json_safe(value, name)
+        return plain, difference(_plain_classes(value), plain)
+    except InexactError as error:
+        text = f"cannot export DataProto ref: a value would come back as another one: {error}. name={name!r}; put it as a field"
+        raise TypeError(text) from None
+    except RecursionError:
+        raise TypeError(f"cannot export DataProto ref: a value is nested too deeply. name={name!r}; put it as a field") from None
+
+
+def _plain_classes(value: Any) -> Any:
+    """Returns a value with dictionaries, lists, tuples, texts and numbers of the plain classes."""
+    if isinstance(value, Mapping):
+        return {str.__str__(key): _plain_classes(one) for key, one in value.items()}
+    if isinstance(value, tuple):
+        return tuple(map(_plain_classes, value))
+    if isinstance(value, list):
+        return [*map(_plain_classes, value)]
+    if isinstance(value, str | int | float) and not isinstance(value, np.generic):
+        return _json_safe(value, "")
+    return value
 
 
 def export_dataproto_ref(ref: MooncakeDataProtoRef) -> dict[str, Any]:
     """Converts a reference to a handle of plain values that can be sent as JSON."""
     if not isinstance(ref, MooncakeDataProtoRef):
         raise TypeError(f"expected MooncakeDataProtoRef, got {type(ref).__name__}")
+    typed = {key: _typed(value, f"meta_info.{key}") for key, value in ref.meta_info.items()}
+    types = {key: described for key, (_, described) in typed.items() if described is not None}
     handle: dict[str, Any] = {
         "type": HANDLE,
         "version": _VERSION,
@@ -94,9 +136,11 @@ def export_dataproto_ref(ref: MooncakeDataProtoRef) -> dict[str, Any]:
             name: {"stage": at.stage, "member": at.member, "section": at.section}
             for name, at in ref.field_index.items()
         },
-        "meta_info": _json_safe(ref.meta_info, "meta_info"),
+        "meta_info": _json_safe({key: plain for key, (plain, _) in typed.items()}, "meta_info"),
         "encoded_non_tensor": _json_safe(ref.encoded_non_tensor, "encoded_non_tensor"),
     }
+    if types:
+        handle[META_TYPES] = types
     if ref._storage_group_id is not None:
         handle[STORAGE_GROUP_ID] = ref._storage_group_id
     json.dumps(handle)
@@ -149,11 +193,17 @@ def import_dataproto_ref(handle: Mapping[str, Any]) -> MooncakeDataProtoRef:
     for name, one in encoded.items():
         if name not in fields or not isinstance(one, Mapping) or not isinstance(one.get("payload_members"), Mapping):
             raise ValueError(f"DataProto ref handle encoded_non_tensor {name!r} does not describe a field")
+    meta_info = dict(_part(handle.get("meta_info", {}), "meta_info"))
+    for name, described in _part(handle.get(META_TYPES, {}), META_TYPES).items():
+        try:
+            meta_info[name] = restore(meta_info[name], described)
+        except (AttributeError, IndexError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
+            raise ValueError(f"cannot import DataProto ref: {META_TYPES} does not fit meta_info: {error!r:.200}. name={name!r}") from error
     return MooncakeDataProtoRef(
         batch_size=size,
         stage_refs=stages,
         field_index=fields,
-        meta_info=dict(_part(handle.get("meta_info", {}), "meta_info")),
+        meta_info=meta_info,
         namespace=str(handle.get("namespace", "default")),
         partition=str(handle.get("partition", "default")),
         global_indexes=indexes,

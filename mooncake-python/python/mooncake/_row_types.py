@@ -145,7 +145,7 @@ def differences(values: Sequence[Any], decoded: Sequence[Any]) -> dict[str, Any]
     known: dict[str, int] = {"None": -1}
     for row, (value, back) in enumerate(zip(values, decoded, strict=True)):
         try:
-            found = _difference(value, back)
+            found = difference(value, back)
         except InexactError as error:
             raise InexactError(f"row {row} would come back as another value: {error}") from None
         if repr(found) not in known:
@@ -159,8 +159,10 @@ def differences(values: Sequence[Any], decoded: Sequence[Any]) -> dict[str, Any]
     return {ROW_TYPES: {"kinds": kinds, "rows": rows}}
 
 
-def _difference(value: Any, back: Any) -> Any:
-    """Returns the description of a value, or `None` if the codec returns it as it is."""
+def difference(value: Any, back: Any) -> Any:
+    """Returns the description that makes a value from what a codec returns, or `None` if it returns
+    the value as it is. Raises `InexactError` if there is none.
+    """
     kind = type(value)
     if is_none(value):
         if value is not back:
@@ -194,7 +196,7 @@ def _difference(value: Any, back: Any) -> Any:
 def _difference_of_list(value: Any, back: Any) -> Any:
     if not isinstance(back, list) or len(back) != len(value):
         raise InexactError(f"a {type(value).__name__} becomes a {type(back).__name__}")
-    below = [_difference(one, other) for one, other in zip(value, back)]
+    below = [difference(one, other) for one, other in zip(value, back)]
     different = {str(at): one for at, one in enumerate(below) if one is not None}
     if len(different) == len(below) > 1 and all(one == below[0] for one in below):
         different = {"*": below[0]}
@@ -206,7 +208,7 @@ def _difference_of_dict(value: dict[Any, Any], back: Any) -> Any:
         raise InexactError("a dictionary has keys that are not text")
     different = {}
     for key, one in value.items():
-        below = _difference(one, back[key])
+        below = difference(one, back[key])
         if below is not None and type(key) is not str:
             raise InexactError(f"a dictionary has keys that are not text: {key!r:.100}")
         if below is not None:
@@ -218,7 +220,7 @@ def _difference_of_array(value: Any, back: Any) -> Any:
     if isinstance(back, np.ndarray) and back.dtype == value.dtype and _equal_arrays(value, back):
         return None
     described = ["array", value.dtype.str, list(value.shape)]
-    if value.dtype.kind not in "biufc":
+    if value.dtype.kind not in "biufcU":
         raise InexactError(f"an array of {value.dtype} has no stored form in this column")
     try:
         with np.errstate(all="ignore"):

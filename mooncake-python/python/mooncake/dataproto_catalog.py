@@ -261,10 +261,16 @@ class DataProtoCatalog:
         return result
 
     def _meta_info(self, ids: Iterable[str]) -> dict[str, Any]:
+        from mooncake._dataproto import META_TYPES, import_dataproto_ref
+
         merged: dict[str, Any] = {}
+        known: dict[str, Any] = {}
         for of in ids:
-            for name, value in self._fragments[of].handle["meta_info"].items():
-                if name in merged and merged[name] != value:
+            handle = self._fragments[of].handle
+            for name, value in import_dataproto_ref(handle).meta_info.items():
+                # Arrays are compared by their form in the handle.
+                stored = handle["meta_info"][name], handle.get(META_TYPES, {}).get(name)
+                if known.setdefault(name, stored) != stored:
                     raise ValueError(f"batches have different values of meta_info {name!r}")
                 merged[name] = copy.deepcopy(value)
         return merged
