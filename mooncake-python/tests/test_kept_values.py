@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import ctypes
 import enum
+import io
 import json
 import math
 import mmap
@@ -383,3 +384,66 @@ def test_arrays_of_flat_dictionaries_are_kept(array):
         given = {"a": array, **others}
         got = store.get(sent(store.put(given, type="dict")), type="dict")
         assert identical(got, given), got
+
+
+# Images.
+
+
+def pictures() -> dict[str, Any]:
+    image = pytest.importorskip("PIL.Image", reason="columns of images need Pillow")
+    pixels = image.frombytes("RGB", (4, 3), bytes(range(36)))
+    made = {mode: image.new(mode, (4, 3)) for mode in ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "CMYK", "YCbCr", "LAB", "HSV", "I", "F", "I;16")}
+    made |= {"colors": pixels.quantize(8), "no pixels": image.new("P", (0, 0))}
+    made["alpha"] = image.frombytes("PA", (4, 3), bytes(24))
+    made["alpha"].putpalette(bytes(range(40)), "RGBA")
+    made["four"] = image.frombytes("P", (4, 3), bytes(12))
+    made["four"].putpalette(bytes(range(40)), "RGBA")
+    for name, base, transparency in (("one", pixels.quantize(8), 3), ("some", pixels.quantize(8), b"\0\x80"), ("color", pixels.copy(), (0, 1, 2)), ("gray", made["L"].copy(), 0)):
+        base.info["transparency"] = transparency
+        made[name] = base
+    for name in ("one", "some", "color", "colors"):
+        file = io.BytesIO()
+        made[name].save(file, "PNG")
+        made[f"file of {name}"] = image.open(io.BytesIO(file.getvalue()))
+    return made
+
+
+@pytest.mark.filterwarnings("ignore:Palette images with Transparency")
+@pytest.mark.parametrize("form", ["rows", "lists", "dictionaries"])
+def test_images_keep_their_colors(form):
+    made = pictures()
+    wrap = {"rows": lambda one: one, "lists": lambda one: [one, one], "dictionaries": lambda one: {"image": one, "n": 1}}[form]
+    unwrap = {"rows": lambda one: one, "lists": lambda one: one[1], "dictionaries": lambda one: one["image"]}[form]
+    store = transfer()
+    handle = sent(store.put({"non_tensor_batch": {"field": objects([*map(wrap, made.values()), None])}}))
+    for rows in (None, [*range(len(made))][::-1]):
+        got = store.get(handle, rows=rows)["non_tensor_batch"]["field"]
+        names = [*made] if rows is None else [*made][::-1]
+        for name, one in zip(names, map(unwrap, got[: len(names)]), strict=True):
+            expected = made[name]
+            assert (one.mode, one.size, one.format) == (expected.mode, expected.size, expected.format), name
+            assert one.tobytes() == expected.tobytes() and one.getpalette(None) == expected.getpalette(None), name
+            assert one.info.get("transparency") == expected.info.get("transparency"), name
+            for mode in ("RGB", "RGBA") if expected.mode in ("P", "PA", "L", "RGB") else ():
+                # A conversion changes the palette of its image.
+                assert one.copy().convert(mode).tobytes() == expected.copy().convert(mode).tobytes(), name
+
+
+@pytest.mark.parametrize("wrong", [{"palette": "?"}, {"palette": 7}, {"palette": "AAAA", "palette_mode": "what"}, {"transparency": {}}, {"transparency": 0.5}])
+def test_invalid_colors_of_images(wrong):
+    store = transfer()
+    ref = store.put({"non_tensor_batch": {"field": objects([pictures()["one"]])}})
+    ref.encoded_non_tensor["field"]["metadata"]["media_encodings"][0] |= wrong
+    with pytest.raises(ValueError):
+        store.get(ref)
+
+
+def test_images_of_several_frames_are_refused():
+    first, second, file = pictures()["colors"], pictures()["one"], io.BytesIO()
+    first.save(file, "GIF", save_all=True, append_images=[second.transpose(0)])
+    image = pytest.importorskip("PIL.Image").open(file)
+    assert image.n_frames == 2
+    for value in (image, [image], {"a": image}):
+        assert "field 'field'" in (text := refused({"non_tensor_batch": {"field": objects([value])}})) and "frames=2" in text
+    first.info["transparency"] = "red"
+    assert "field 'field'" in refused({"non_tensor_batch": {"field": objects([first])}})

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import warnings
+from base64 import b64decode, b64encode
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, repeat
@@ -501,15 +502,46 @@ def _plain(value: Any) -> Any:
 
 
 def _media(value: Any) -> tuple[bytes, dict[str, Any]]:
-    """Returns the bytes of a value and their description. An image becomes its pixels."""
+    """Returns the bytes of a value and their description. An image becomes its pixels.
+
+    Raises `ValueError` for an image of several frames.
+    """
     if value is None:
         return b"", {"kind": "null"}
     if is_picture(type(value)):
+        frames = getattr(value, "n_frames", 1)
+        if frames > 1:
+            raise ValueError(f"an image would lose all frames but one, so put image.copy() of each frame. frames={frames}")
         kept = {"mode": value.mode, "size": list(value.size), "format": getattr(value, "format", None)}
-        return value.tobytes(), {"kind": "pil_raw", **kept}
+        return value.tobytes(), {"kind": "pil_raw", **kept, **_colors_of(value)}
     if not is_bytes_like(type(value)):
         raise TypeError(f"rows must be bytes or images, not {type(value).__name__}")
     return bytes(value), {"kind": "bytes"}
+
+
+def _colors_of(picture: Any) -> dict[str, Any]:
+    """Returns the palette of an image and its transparency. Mooncake C++ skips both."""
+    made: dict[str, Any] = {}
+    # A file has its final palette once it is loaded.
+    picture.load()
+    colors = picture.getpalette(None)
+    if colors:
+        mode = "RGB" if len(colors) == len(picture.getpalette("RGB")) else "RGBA"
+        made |= {"palette": b64encode(bytes(colors)).decode(), "palette_mode": mode}
+    transparency = picture.info.get("transparency")
+    if type(transparency) is int:
+        made["transparency"] = transparency
+    elif type(transparency) is bytes:
+        made["transparency"] = b64encode(transparency).decode()
+    elif type(transparency) is tuple and all(type(one) is int for one in transparency):
+        made["transparency"] = list(transparency)
+    elif transparency is not None:
+        raise TypeError(f"the transparency of an image must be a number, bytes or a tuple, not {type(transparency).__name__}")
+    return made
+
+
+def _b64decoded(text: str) -> bytes:
+    return b64decode(text, validate=True)
 
 
 def _of_media(data: bytes, encoding: Mapping[str, Any] | None) -> Any:
@@ -521,6 +553,12 @@ def _of_media(data: bytes, encoding: Mapping[str, Any] | None) -> Any:
         return data
     picture = Image.frombytes(encoding["mode"], tuple(encoding["size"]), data)
     picture.format = encoding.get("format")
+    if encoding.get("palette") is not None:
+        picture.putpalette(_b64decoded(encoding["palette"]), encoding.get("palette_mode", "RGB"))
+    transparency = encoding.get("transparency")
+    if transparency is not None:
+        forms: dict[type, Any] = {str: _b64decoded, list: tuple, int: int}
+        picture.info["transparency"] = forms[type(transparency)](transparency)
     return picture
 
 

@@ -67,9 +67,10 @@ def _json_safe(value: Any, name: str) -> Any:
     """
     if value is None or type(value) in (str, int, float, bool):
         return value
-    for plain in (str, int, float):
-        if isinstance(value, plain):
-            return plain.__new__(plain, value) if plain is not str else str.__str__(value)
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int | float):
+        return int.__int__(value) if isinstance(value, int) else float.__float__(value)
     if isinstance(value, np.generic | np.ndarray) and value.dtype.kind in _OF_JSON and not value.dtype.hasobject:
         with np.errstate(all="ignore"):
             # `tolist` returns long numbers as those of numpy.
