@@ -1,4 +1,5 @@
-"""Values of structured objects: they come back equal in value and in type, or are refused by name."""
+"""Values of structured objects: equal in value and in type once they are read, or refused by name.
+"""
 
 from __future__ import annotations
 
@@ -248,7 +249,7 @@ def test_names_that_no_handle_has(name):
         assert repr(name) in refused({name: b"x"}, "put_object")
 
 
-# Members that are buffers, and arrays without dimensions.
+# Buffers, and arrays without dimensions.
 
 
 @pytest.fixture(params=["store", "fake"])

@@ -365,7 +365,7 @@ class Tensors(Ragged):
         return str(torch.from_numpy(np.empty(0, dtype)).dtype)
 
     def _named(self, schema: FieldSchema) -> Any:
-        """Returns the element type that a schema names in the words of torch or numpy, or `None`."""
+        """Returns the element type that a schema names in words of torch or numpy, or `None`."""
         name = schema.metadata.get("dtype")
         return self._numpy(str(name)) if str(name).startswith("torch.") else dtype_of(schema)
 
@@ -387,7 +387,7 @@ class Tensors(Ragged):
 
 
 def _of_numbers(value: Any) -> Any:
-    """Returns an array of the numbers of a row that is no tensor, in native byte order."""
+    """Returns an array of the numbers of a row without a tensor, in native byte order."""
     kind = type(value)
     if isinstance(value, str) or is_bytes_like(kind) or not isinstance(value, Sequence | np.ndarray | np.generic | _NUMBERS):
         raise TypeError(f"rows must be tensors, arrays, numbers or sequences of numbers, not {kind.__name__}")

@@ -60,8 +60,8 @@ def is_dataproto_ref_handle(value: Any) -> bool:
 
 
 def _json_safe(value: Any, name: str) -> Any:
-    """Returns a value as JSON has it: tuples as lists, numbers of numpy as Python's, and values of a
-    subclass of a plain type as those of the plain type.
+    """Returns a value as JSON has it: tuples as lists, numbers of numpy as Python's, and values of
+    a subclass of a plain type as those of the plain type.
 
     Raises `TypeError` with the name of a value that JSON does not have.
     """

@@ -83,7 +83,7 @@ def is_picture(kind: type) -> bool:
 
 
 def is_tensor(kind: type) -> bool:
-    """Returns whether values of a type are tensors of torch. A subclass has more than its numbers."""
+    """Returns whether values of a type are tensors of torch. A subclass has more than numbers."""
     return kind.__module__ == "torch" and kind.__name__ == "Tensor"
 
 

@@ -306,7 +306,7 @@ def is_converted(value: Any, back: Any) -> bool:
     if is_none(value) or is_none(back):
         return is_none(value) and is_none(back)
     if isinstance(value, np.ma.MaskedArray):
-        # Its mask would be lost.
+        # The codecs lose the mask.
         return False
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "mM":
         # A count of units has another meaning than a time.
