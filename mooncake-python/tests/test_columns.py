@@ -477,7 +477,8 @@ def rounded(value: Any, back: Any) -> bool:
         return len(value) == len(back) and all(is_converted(one, two) or rounded(one, two) for one, two in zip(value, back))
     one, other = np.asarray(value), np.asarray(back)
     assert one.dtype.kind in "fc" and one.shape == other.shape, "only floats round"
-    return bool(np.allclose(one, other, 1e-6, 1e-38, equal_nan=True))
+    parts = ((one.real, other.real), (one.imag, other.imag))
+    return all(np.allclose(a, b, 1e-6, 1e-38, equal_nan=True) for a, b in parts)
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def test_rows_with_dimensions_are_read(form, rows):
 
 
 @pytest.mark.parametrize("rows", [np.array([0.5, 300.0]), objects([0.5, 300.0]), [0.5, 300.0], np.array([[0.5]])])
-def test_a_flat_dictionary_is_never_truncated(rows):
+def test_flat_dictionaries_are_not_truncated(rows):
     schemas = {"field": FieldSchema("ndarray", metadata={"dtype": "int16", "section": "non_tensor_batch"})}
     with pytest.raises(ValueError, match="field"):
         transfer().put({"field": rows}, type="dict", field_schemas=schemas)
@@ -120,7 +120,7 @@ def test_a_lost_class_is_refused(kind):
         assert "field" in refused({"non_tensor_batch": {"field": objects([{"a": [value]}])}})
 
 
-def test_a_mask_is_refused_with_any_schema():
+def test_masks_are_refused_with_schemas():
     masked = np.ma.masked_array([1.0, 2.0], [True, False])
     for codec in ("typed_ragged", "ragged_tensor", "msgpack_ragged", "json_ragged", "auto", "ndarray"):
         for given in (objects([masked]), masked, np.ma.masked_array(objects([1, 2]), [True, False])):
@@ -128,7 +128,7 @@ def test_a_mask_is_refused_with_any_schema():
             assert "field" in refused({"non_tensor_batch": {"field": given}}, **how)
 
 
-def test_arrays_of_files_and_pools_are_arrays(tmp_path):
+def test_mapped_arrays_are_arrays(tmp_path):
     mapped = np.memmap(tmp_path / "array", np.int32, "w+", shape=(2, 3))
     mapped[:] = np.arange(6).reshape(2, 3)
     store = transfer()
@@ -162,7 +162,7 @@ def test_numbers_become_exact_tensors(codec):
 
 
 @pytest.mark.parametrize("codec", ["ragged_tensor", "ragged_tensor_dict"])
-def test_a_named_type_of_tensors_is_honoured(codec):
+def test_named_types_of_tensors(codec):
     torch = pytest.importorskip("torch", reason="columns of tensors need torch")
     for name, kind in (("float32", torch.float32), ("torch.float32", torch.float32), ("torch.int16", torch.int16), ("uint8", torch.uint8)):
         for rows in ([[1, 2]], [torch.tensor([1.0, 2.0])], [np.array([1, 2], np.uint64), [2.0]]):
@@ -298,7 +298,7 @@ def test_other_buffers_are_refused(value):
     assert "mine" in refused({"batch": {"mine": value}})
 
 
-def test_a_bundle_takes_the_bytes_of_any_buffer():
+def test_bundles_take_any_buffer():
     fake = Fake()
     ref = MooncakeBundleTransfer(fake).put_bundle(bytearray(b"meta"), {"a": np.float64(2.5), "b": array.array("d", [1.0])})
     assert fake.values[ref.manifest["buffers"]["a"]["key"]] == np.float64(2.5).tobytes()
@@ -360,7 +360,7 @@ def test_metadata_of_subclasses_becomes_plain():
     assert identical(got, {"e": 1, "o": {"a": (1,)}, "p": (1,)})
 
 
-def test_metadata_that_is_nested_too_deeply():
+def test_metadata_nested_too_deeply():
     deep: Any = []
     for _ in range(100_000):
         deep = [deep]
