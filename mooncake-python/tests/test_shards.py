@@ -4,6 +4,8 @@ of shards.
 
 from __future__ import annotations
 
+import ctypes
+import itertools
 import struct
 from types import SimpleNamespace
 
@@ -11,7 +13,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the tensor calls need torch")
 
-from layouts import target, tp  # noqa: E402
+from conftest import effort  # noqa: E402
+from layouts import axis, layout, target, tp  # noqa: E402
 from mooncake._layout import Header, LayoutError, Manifest  # noqa: E402
 from mooncake.store import ReplicateConfig, _serialize_tensor  # noqa: E402
 
@@ -209,26 +212,56 @@ def parts_of(whole, count, dim):
     return whole.chunk(count, dim) if whole.shape[dim] % count == 0 else None
 
 
-def check_reads(store, key, whole, dim, name):
-    for readers in COUNTS:
-        expected = parts_of(whole, readers, dim)
-        for rank in range(readers):
-            got = read(store, key, "shard", tp(rank, readers, dim))
-            of_call = store.get_tensor_with_tp(key, rank, readers, dim)
-            if expected is None:
-                assert got is None and of_call is None, (name, readers, rank)
-                assert "does not divide evenly" in store.last_error().message, (name, readers, rank)
-            else:
-                assert torch.equal(got, expected[rank]), (name, readers, rank)
-                assert torch.equal(of_call, expected[rank]), (name, readers, rank)
-        if expected is not None:
-            assert torch.equal(read(store, key, "full", tp(0, readers, dim)), whole), (name, readers)
+def check_reads(store, key, whole, dim, name, buffer, has_tp=True):
+    """Reads all shards along all dimensions, with each call that has a layout."""
+    for readers, along in itertools.product(COUNTS, range(whole.dim())):
+        expected = parts_of(whole, readers, along)
+        wanted = [target("shard", tp(rank, readers, along)) for rank in range(readers)]
+        wanted += [target("full", one.parallelism) for one in wanted]
+        parts = None if expected is None else [*expected, *[whole] * readers]
+        got = store.batch_get_tensor_with_parallelism([key] * len(wanted), wanted)
+        check(store, got, parts, (name, readers, along))
+        # One buffer at a time.
+        got = [store.get_tensor_with_parallelism_into(key, *buffer, one) for one in wanted[:1]]
+        check(store, got, parts and parts[:1], (name, readers, along, "into"))
+        # A dimension of 0 is the default of the calls, which read along that of the shards.
+        if has_tp and (along or not dim):
+            for rank in range(readers):
+                got = [store.get_tensor_with_tp(key, rank, readers, along)]
+                check(store, got, parts and [whole if readers == 1 else parts[rank]], (name, readers, along, rank))
+            got = [store.get_tensor_with_tp_into(key, *buffer, readers - 1, readers, along)]
+            check(store, got, parts and [parts[readers - 1]], (name, readers, along, "into"))
+        if has_tp and along == dim:
+            for got in (store.get_tensor_with_tp(key, 0, readers), *store.batch_get_tensor_with_tp([key], 0, readers)):
+                check(store, [got], parts and [parts[0]], (name, readers, "default"))
+            got = store.batch_get_tensor_with_tp_into([key], *([one] for one in buffer), readers - 1, readers)
+            check(store, got, parts and [parts[readers - 1]], (name, readers, "default into"))
 
 
+def check(store, got, expected, name):
+    if expected is None:
+        assert all(one is None for one in got), name
+        assert "does not divide evenly" in store.last_error().message, name
+        return
+    for one, part in zip(got, expected, strict=True):
+        assert one is not None, (name, store.last_error())
+        assert torch.equal(one, part), name
+
+
+CALLS = {"put": "another layout", "upsert": "remove the other shards"}
+
+
+@pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("writers", COUNTS)
 @pytest.mark.parametrize("dim", [0, 1, 2])
-def test_shards_of_every_number_are_right_or_refused(store, buffer_of, key, writers, dim):
-    for length in (1, 2, 3, 4, 5, 6, 7, 12):
+def test_shards_of_every_number_are_right_or_refused(store, buffer_of, key, writers, dim, call):
+    lengths = (1, 2, 3, 4, 5, 6, 7, 12)
+    # Uneven lengths of each number of shards, and one even length.
+    some = {writers * 2, writers + 1, writers * 2 - 1}
+    write_one = getattr(store, f"{call}_tensor_with_parallelism")
+    write_many = getattr(store, f"batch_{call}_tensor_with_parallelism")
+    write_from = getattr(store, f"{call}_tensor_with_parallelism_from")
+    for length in lengths if effort(0, 1) else sorted(some):
         shape = [2, 3, 2]
         shape[dim] = length
         whole = torch.arange(12 * length, dtype=torch.int32)[: torch.Size(shape).numel()].reshape(shape)
@@ -237,27 +270,111 @@ def test_shards_of_every_number_are_right_or_refused(store, buffer_of, key, writ
         code = store.put_tensor_with_tp(one, whole, 0, writers, dim)
         assert code == (0 if parts is not None else -600), name
         if code == 0:
-            check_reads(store, one, whole, dim, name)
-            (got,) = store.batch_get_tensor_with_tp([one], 0, writers)
-            assert torch.equal(got, parts[0])
-            assert torch.equal(store.get_tensor_with_tp_into(one, *buffer_of, 0, 1, dim), whole)
+            # One shard of one is a whole tensor.
+            check_reads(store, one, whole, dim if writers > 1 else 0, name, buffer_of)
+            ctypes.memmove(buffer_of[0], _serialize_tensor(whole)[0] + whole.numpy().tobytes(), 304 + whole.nbytes)
+            one = f"{key}-{length}-from"
+            assert write_from(one, buffer_of[0], 304 + whole.nbytes, tp(0, writers, dim)) == 0
+            check_reads(store, one, whole, dim, name, buffer_of)
+            one = f"{key}-{length}-writers"
+            for rank in range(writers):
+                writer = SimpleNamespace(rank=rank, size=writers, split_dim=dim)
+                assert write_one(one, whole, None, None, writer) == 0
+            check_reads(store, one, whole, dim, name, buffer_of, has_tp=False)
         # The given tensors are the shards. Those of uneven length are refused, whatever the cut.
         cuts = {"even": parts, "chunk": whole.chunk(writers, dim), "split": whole.tensor_split(writers, dim)}
         for kind, shards in cuts.items():
             if shards is None or len(shards) != writers:
                 continue
             one = f"{key}-{length}-{kind}"
-            codes = [store.put_tensor_with_parallelism(one, part, tp(rank, writers, dim)) for rank, part in enumerate(shards)]
+            codes = [write_one(one, part, tp(rank, writers, dim)) for rank, part in enumerate(shards)]
             if len({part.shape for part in shards}) == 1:
                 assert codes == [0] * writers, name
-                check_reads(store, one, whole, dim, name)
+                check_reads(store, one, whole, dim, name, buffer_of)
             else:
                 lengths = [part.shape[dim] for part in shards]
                 assert codes == [0 if length == lengths[0] else -600 for length in lengths], name
-                assert "another layout" in store.last_error().message and f"{one}_tp_" in store.last_error().message
+                assert f"cannot {call} shard" in store.last_error().message and f"{one}_tp_" in store.last_error().message
                 many = [tp(rank, writers, dim) for rank in range(writers)]
-                again = store.batch_put_tensor_with_parallelism([f"{one}-2"] * writers, list(shards), many)
-                assert again == codes, name
+                assert write_many([f"{one}-2"] * writers, list(shards), many) == codes, name
+
+
+def upsert(store, key, part, layout):
+    return store.upsert_tensor_with_parallelism(key, part.contiguous(), layout)
+
+
+def test_upserts_begin_a_layout_or_are_refused(store, key):
+    long = torch.arange(36, dtype=torch.float32).reshape(9, 4)
+    # Another length, number and dimension, in any order of the ranks.
+    for i, (whole, size, dim) in enumerate([(WHOLE, 2, 0), (long[:6], 2, 0), (WHOLE, 4, 0), (WHOLE, 4, 1), (long, 3, 0)]):
+        ranks = range(size) if i % 2 else range(size)[::-1]
+        assert [upsert(store, key, whole.chunk(size, dim)[rank], tp(rank, size, dim)) for rank in ranks] == [0] * size
+        assert torch.equal(read(store, key, "full", tp(0, size, dim)), whole), i
+    # The first uneven shard begins a layout, which the last one contradicts.
+    cut = torch.arange(20, dtype=torch.float32).reshape(5, 4).tensor_split(3)
+    assert [upsert(store, key, part, tp(rank, 3)) for rank, part in enumerate(cut)] == [0, 0, -600]
+    message = store.last_error().message
+    assert "cannot upsert shard" in message and f"{key}_tp_2" in message and "remove the other shards" in message
+    # The cure of the message.
+    for rank in range(2):
+        assert store.remove(f"{key}_tp_{rank}", True) == 0
+    assert [upsert(store, key, long.chunk(3)[rank], tp(rank, 3)) for rank in (2, 0, 1)] == [0, 0, 0]
+    assert torch.equal(read(store, key, "full", tp(0, 1)), long)
+
+
+def test_upserts_of_all_shards_at_once_replace_any_layout(store, key, objects):
+    _shard, _of_shard, of_whole, _memory = objects
+    put_shards(store, key, WHOLE[:2], 2)
+    assert store.remove(f"{key}_tp_1", True) == 0
+    layouts = [tp(1, 2), tp(0, 2)]
+    assert store.batch_upsert_tensor_with_parallelism([key] * 2, [WHOLE[2:], WHOLE[:2]], layouts) == [0, 0]
+    assert torch.equal(read(store, key, "full", tp(0, 2)), WHOLE)
+    # A manifest of other shards is replaced, too. Without one, none is stored.
+    put_shards(store, key + "-from", WHOLE[:2], 2)
+    for name in (key + "-from", key + "-new"):
+        assert store.upsert_tensor_with_parallelism_from(name, *of_whole, tp(0, 4)) == 0
+        assert torch.equal(read(store, name, "full", tp(0, 2)), WHOLE)
+    assert store.is_exist(f"{key}-from__parallelism_manifest") == 1
+    assert store.is_exist(f"{key}-new__parallelism_manifest") == 0
+    put_shards(store, key + "-put", WHOLE, 2)
+    assert store.put_tensor_with_parallelism_from(key + "-put", *of_whole, tp(0, 4)) == -600
+    assert "another layout" in store.last_error().message
+    assert torch.equal(read(store, key + "-put", "full", tp(0, 1)), WHOLE)
+
+
+def test_upserts_of_several_axes_and_writers(store, key):
+    def both(replica, rank):
+        return layout(axis("dp", replica, 2), axis("tp", rank, 2, split_dim=0))
+
+    for whole in (WHOLE, torch.cat([WHOLE, WHOLE])):
+        for replica, rank in itertools.product(range(2), range(2)):
+            assert upsert(store, key, whole, both(replica, rank)) == 0
+            writer = SimpleNamespace(rank=rank, size=2, split_dim=0)
+            assert store.upsert_tensor_with_parallelism(key + "-w", whole, writer_partition=writer) == 0
+        assert torch.equal(read(store, key, "full", both(1, 0)), whole)
+        assert torch.equal(read(store, key, "shard", layout(axis("dp", 1, 2), axis("tp", 3, 4, split_dim=1))), whole[:, 3:])
+        assert torch.equal(read(store, key + "-w", "full"), whole)
+    assert store.remove(f"{key}-w__writer_1of2_sd0", True) == 0
+    writer = SimpleNamespace(rank=1, size=2, split_dim=0)
+    assert store.upsert_tensor_with_parallelism(key + "-w", WHOLE, writer_partition=writer) == -600
+
+
+def test_shards_of_many_dimensions(store, key):
+    whole = torch.arange(2 * 3 * 4 * 6 * 2, dtype=torch.int16).reshape(2, 3, 4, 6, 2)
+    for stored, along in itertools.product(range(5), range(5)):
+        name = f"{key}-{stored}"
+        size, parts = whole.shape[stored], whole.shape[along]
+        assert store.put_tensor_with_tp(name, whole, 0, size, stored) == 0
+        for rank in range(parts):
+            got = read(store, name, "shard", tp(rank, parts, along))
+            assert torch.equal(got, whole.chunk(parts, along)[rank]), (stored, along, rank)
+
+
+def test_shards_along_a_dimension_that_is_not_there(store, key):
+    assert store.put_tensor(key, WHOLE) == 0 and store.put_tensor_with_tp(key + "-tp", WHOLE, 0, 2, 0) == 0
+    for name, dim in itertools.product((key, key + "-tp"), (-1, 2)):
+        assert store.get_tensor_with_tp(name, 0, 2, dim) is None, (name, dim)
+        assert f"split_dim {dim}" in store.last_error().message, (name, dim)
 
 
 def test_a_whole_tensor_is_shard_0_of_1(store, buffer_of, key):

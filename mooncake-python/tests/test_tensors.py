@@ -231,7 +231,8 @@ def test_shards_of_another_size(store, buffer, key, dim):
             assert same(_deserialize_tensor(buffer[: 304 + part.numel() * 2].numpy().tobytes()), part.contiguous())
     assert same(store.get_tensor_with_parallelism(key, target("full", axis("tp", 0, 2, dim))), tensor)
     assert store.get_tensor_with_parallelism(key, target("shard", axis("tp", 0, 5, dim))) is None, "uneven"
-    assert store.get_tensor_with_parallelism(key, target("shard", axis("tp", 0, 2, 1 - dim))) is None, "other dim"
+    wanted = target("shard", axis("tp", 1, 2, 1 - dim))
+    assert same(store.get_tensor_with_parallelism(key, wanted), torch.chunk(tensor, 2, 1 - dim)[1].contiguous()), "other dim"
     assert store.get_tensor_with_parallelism(key, target("full")) is None
     assert store.get_tensor_with_parallelism_into(key, into, 305, target("shard", axis("tp", 0, 2, dim))) is None
     assert store.remove(f"{key}_tp_3", True) == 0
@@ -294,7 +295,9 @@ def test_writer_partitions(store, key):
     assert store.get_size(f"{key}__writer_manifest") == 96
     assert same(store.get_tensor_with_parallelism(key, target("full")), tensor)
     assert same(store.get_tensor_with_parallelism(key, target("shard", axis("tp", 1, 3, 0))), tensor[3:6])
-    assert store.get_tensor_with_parallelism(key, target("shard", axis("tp", 0, 9, 0))) is None
+    assert same(store.get_tensor_with_parallelism(key, target("shard", axis("tp", 8, 9, 0))), tensor[8:])
+    assert same(store.get_tensor_with_parallelism(key, target("shard", axis("tp", 1, 2, 1))), tensor[:, 2:].contiguous())
+    assert store.get_tensor_with_parallelism(key, target("shard", axis("tp", 0, 2, 0))) is None, "uneven"
     both = store.put_tensor_with_parallelism(
         key, tensor, layout(axis("tp", 0, 3, 0)), None, SimpleNamespace(rank=0, size=3, split_dim=0)
     )

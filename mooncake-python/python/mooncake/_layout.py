@@ -321,6 +321,13 @@ def shard_range(dim: int, rank: int, parts: int) -> tuple[int, int]:
     return dim * rank // parts, dim * (rank + 1) // parts
 
 
+def split_dim_of(dim: int | None, shape: Sequence[int]) -> int:
+    """Returns the dimension that an axis divides. Raises `LayoutError` if the tensor lacks it."""
+    if dim is None or not 0 <= dim < len(shape):
+        raise LayoutError(f"invalid split_dim {dim} for a tensor of {len(shape)} dimensions")
+    return dim
+
+
 def with_dim(shape: tuple[int, ...], dim: int, length: int) -> tuple[int, ...]:
     return (*shape[:dim], length, *shape[dim + 1 :])
 
@@ -389,3 +396,53 @@ def assemble(header: Header, dim: int, begin: int, end: int, sources: list[Sourc
             plan.reads.append((source.located, stored, target))
         at = last
     return plan if at == end else None
+
+
+def assemble_across(header: Header, dim: int, begin: int, stored_dim: int, sources: list[Source]) -> Plan | None:
+    """Plans the assembly of a shard along one dimension, from index `begin` on, from parts along
+    `stored_dim`. Returns `None` if some are missing.
+    """
+    plan, at = Plan(header), 0
+    for source in sorted(sources, key=lambda source: source.begin):
+        if source.begin == source.end:
+            continue
+        if source.begin != at:
+            return None
+        # Without bytes, the offsets may overflow.
+        if header.data_bytes:
+            plan.reads += _block(header, dim, begin, stored_dim, source)
+        at = source.end
+    return plan if at == header.local_shape[stored_dim] else None
+
+
+def _block(
+    header: Header, dim: int, begin: int, stored_dim: int, source: Source
+) -> list[tuple[Any, Strips, Strips]]:
+    """Returns the reads of the bytes that a shard and a part along another dimension share."""
+    stored, target, element = source.header.local_shape, header.local_shape, header.element_size
+    extents = with_dim(target, stored_dim, stored[stored_dim])
+    first, second = min(dim, stored_dim), max(dim, stored_dim)
+
+    def bytes_from(shape: tuple[int, ...], at: int) -> int:
+        return math.prod(shape[at:]) * element
+
+    # Bytes of the extents from the second dimension on are contiguous in both. Indices of the
+    # dimensions between are one level of strips, and those before the first one are another.
+    width = bytes_from(extents, second)
+    inner, outer = math.prod(extents[first:second]), math.prod(extents[:first])
+    start = source.header.data_offset + begin * bytes_from(stored, dim + 1)
+    to = source.begin * bytes_from(target, stored_dim + 1)
+    levels = [
+        (inner, bytes_from(stored, second), bytes_from(target, second)),
+        (outer, bytes_from(stored, first), bytes_from(target, first)),
+    ]
+    # The longer level is that of the strips.
+    (reads, from_step, to_step), (rows, from_stride, to_stride) = sorted(levels, key=lambda level: level[0])
+    return [
+        (
+            source.located,
+            Strips(start + i * from_step, from_stride, rows, width),
+            Strips(to + i * to_step, to_stride, rows, width),
+        )
+        for i in range(reads)
+    ]

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ from mooncake._layout import (
     parallelism_manifest_key,
     shard_key,
     shard_range,
+    split_dim_of,
     with_dim,
     writer_key,
     writer_manifest_key,
@@ -38,6 +40,8 @@ _UNPUBLISHED = "preferred_segments must name one segment for each replica"
 # Maximum number of shards that one call writes. A dimension without indices divides into any
 # number.
 _MOST_SHARDS = 1 << 16
+# Rank along the divided dimension, in the part of a key behind that of the tensor.
+_RANK = re.compile(r"(_(?:tp|writer)_)(\d+)")
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -65,6 +69,8 @@ class _Write:
     stride: int
     rows: int
     width: int
+    # Manifest that is written only in place of another one.
+    only_replaces: bool = False
 
 
 @dataclass(frozen=True)
@@ -235,9 +241,8 @@ def _raw_write(key: str, data: bytes) -> _Write:
 def _shard(key: str, tensor: _Tensor, axes: tuple[Axis, ...], tp: Axis) -> _Write:
     """Returns the write of the part of a whole tensor that belongs to a rank of its `tp` axis."""
     _refuse_quantized(tensor)
-    shape, dim = tensor.header.local_shape, tp.split_dim
-    if dim is None or not 0 <= dim < len(shape):
-        raise LayoutError(f"invalid split_dim {dim} for a tensor of {len(shape)} dimensions")
+    shape = tensor.header.local_shape
+    dim = split_dim_of(tp.split_dim, shape)
     begin, end = shard_range(shape[dim], tp.rank, tp.size)
     header = Header(tensor.header.dtype, with_dim(shape, dim, end - begin), shape, SHARD, axes)
     return _part(key, tensor, header, dim, begin, end)
@@ -297,10 +302,13 @@ def _parallel(
         shard = Header(header.dtype, header.local_shape, header.local_shape, SHARD, axes)
         return [_whole(shard_key(key, axes), _Tensor(shard, tensor.address, tensor.owner))]
     if from_buffer:
-        return _all_shards(key, tensor, axes, tp)
-    dim = tp.split_dim
-    if dim is None or not 0 <= dim < len(header.local_shape):
-        raise LayoutError(f"invalid split_dim {dim} for a tensor of {len(header.local_shape)} dimensions")
+        dim = split_dim_of(tp.split_dim, header.local_shape)
+        manifest = Manifest(header.dtype, dim, tp.size, header.local_shape)
+        # As in Mooncake C++, shards from a buffer have no manifest. An older one would contradict
+        # them.
+        last = replace(_raw_write(parallelism_manifest_key(key), manifest.pack()), only_replaces=True)
+        return [*_all_shards(key, tensor, axes, tp), last]
+    dim = split_dim_of(tp.split_dim, header.local_shape)
     if len(axes) == 1:
         # With plain tensor parallelism, the given tensor is the shard.
         whole = with_dim(header.local_shape, dim, header.local_shape[dim] * tp.size)
@@ -313,14 +321,16 @@ def _parallel(
     return [write, _raw_write(parallelism_manifest_key(key), manifest.pack())]
 
 
-def _is_of_size(tp_size: int) -> Callable[[Header], bool] | None:
-    """Returns a test of the header of a shard: it is one of `tp_size`, or has no size."""
+def _is_of_size(tp_size: int, split_dim: int | None) -> Callable[[Header], bool] | None:
+    """Returns a test of the header of a shard: it is one of `tp_size` along `split_dim`, if that is
+    named, or has no size.
+    """
     if tp_size <= 1:
         return None
 
     def is_of_size(header: Header) -> bool:
         tp = header.axis("tp")
-        return tp is None or tp.size == tp_size
+        return tp is None or (tp.size == tp_size and split_dim in (None, tp.split_dim))
 
     return is_of_size
 
@@ -339,8 +349,32 @@ def _contradicts(writes: list[_Write], own: Manifest | None, stored: Manifest) -
     # layout.
     base = manifest_base(writes[-1].key)
     has_rank_only = writes[0].key.startswith(f"{base}_tp_")
-    alike = (own.split_dim, own.shards) == (stored.split_dim, stored.shards)
-    return has_rank_only or alike
+    return has_rank_only or _is_alike(own, stored)
+
+
+def _is_alike(one: Manifest, other: Manifest) -> bool:
+    """Returns whether the shards of two manifests have the same ranks and dimension."""
+    return (one.split_dim, one.shards) == (other.split_dim, other.shards)
+
+
+def _rank_of(write: _Write, manifest: _Write) -> int:
+    """Returns the rank in the key of a shard."""
+    found = _RANK.search(write.key, len(manifest_base(manifest.key) or ""))
+    return int(found[2]) if found else 0
+
+
+def _key_of_rank(write: _Write, manifest: _Write, rank: int) -> str:
+    """Returns the key of the shard of another rank."""
+    base = manifest_base(manifest.key) or ""
+    return base + _RANK.sub(rf"\g<1>{rank}", write.key[len(base) :], count=1)
+
+
+def _is_of(header: Header, manifest: Manifest) -> bool:
+    """Returns whether a shard is one of those that a manifest describes."""
+    tp = header.axis("tp")
+    if tp is None or (header.dtype, header.global_shape) != (manifest.dtype, manifest.global_shape):
+        return False
+    return (tp.split_dim, tp.size) == (manifest.split_dim, manifest.shards)
 
 
 @_of_real_bytes

@@ -16,17 +16,18 @@ from mooncake._layout import (
     SHARD,
     Axis,
     Header,
-    LayoutError,
     Manifest,
     Plan,
     Source,
     Strips,
     assemble,
+    assemble_across,
     axes_of,
     is_shard,
     parallelism_manifest_key,
     shard_key,
     shard_range,
+    split_dim_of,
     with_dim,
     word,
     writer_key,
@@ -37,7 +38,7 @@ from mooncake._shards import _list_of, _Write
 INVALID_PARAMS = -600
 _NOT_FOUND = -704
 # Maximum number of shards that are looked up at a time.
-_LOOKUPS = 64
+LOOKUPS = 64
 
 
 def words(keys: Sequence[str]) -> list[str]:
@@ -129,8 +130,7 @@ class TensorPlans(_mooncake.Store):
 
     def _full_plan(self, key: str, axes: tuple[Axis, ...]) -> Plan | None:
         if not axes:
-            manifest = self._manifest(writer_manifest_key(key))
-            written = None if manifest is None else self._written(key, manifest)
+            written = self._written(key, (), None)
             plan = self._stored(key) if written is None else written
             return self._only_shard(key) if plan is None else plan
         tp = next((axis for axis in axes if axis.kind == "tp"), None)
@@ -144,23 +144,26 @@ class TensorPlans(_mooncake.Store):
         if manifest.shards != 1:
             return self._unreadable(key, f"it is stored in shards; name the parallelism. shards={manifest.shards}")
         tp = Axis("tp", 0, 0, 1, manifest.split_dim, 0)
-        return self._rebuilt(key, (tp,), tp, True)
+        return self._rebuilt_from(manifest, key, (tp,), tp, True)
 
-    def _written(self, key: str, manifest: Manifest) -> Plan | None:
-        """Plans the whole of a tensor that several writers have stored. Returns `None` if a part is
-        missing.
+    def _written(self, key: str, axes: tuple[Axis, ...], tp: Axis | None) -> Plan | None:
+        """Plans a shard of a tensor that several writers have stored, or the whole of it. Returns
+        `None` if a part is missing.
         """
+        manifest = self._manifest(writer_manifest_key(key))
+        if manifest is None:
+            return None
         dim, shards = manifest.split_dim, manifest.shards
 
         def of_rank(rank: int) -> tuple[str, list[Axis]]:
             return writer_key(key, rank, shards, dim), [Axis("tp", 0, rank, shards, dim, 0)]
 
-        return self._assembled(of_rank, manifest, (), 0, manifest.global_shape[dim])
+        return self._assembled(of_rank, manifest, axes, tp)
 
     def _stored_manifests(self, manifests: Mapping[int, _Write]) -> dict[str, Manifest | None]:
         keys = [*dict.fromkeys(write.key for write in manifests.values())]
         # mooncake_client keeps a limited number of located objects.
-        some = (keys[at : at + _LOOKUPS] for at in range(0, len(keys), _LOOKUPS))
+        some = (keys[at : at + LOOKUPS] for at in range(0, len(keys), LOOKUPS))
         found = (pair for part in some for pair in zip(part, self._heads(part, MANIFEST_SIZE + 1)))
         return {key: None if one is None else Manifest.parse(one[1]) for key, one in found}
 
@@ -169,47 +172,38 @@ class TensorPlans(_mooncake.Store):
         return None if found is None else Manifest.parse(found[1])
 
     def _rebuilt(self, key: str, axes: tuple[Axis, ...], tp: Axis, full: bool) -> Plan | None:
-        """Plans a shard of another size than the stored ones, or all of them together."""
+        """Plans a shard of another size or dimension than the stored ones, or all of them together.
+        """
+        return self._rebuilt_from(self._shards_of(key, axes, tp), key, axes, tp, full)
+
+    def _shards_of(self, key: str, axes: tuple[Axis, ...], tp: Axis) -> Manifest | None:
+        """Returns the manifest of the stored shards, which the first one has if nothing else does.
+        """
         manifest = self._manifest(parallelism_manifest_key(key))
-        if manifest is None:
-            manifest = self._manifest_of_shards(key, axes, tp)
+        return self._manifest_of_shards(key, axes, tp) if manifest is None else manifest
+
+    def _rebuilt_from(
+        self, manifest: Manifest | None, key: str, axes: tuple[Axis, ...], tp: Axis, full: bool
+    ) -> Plan | None:
         if manifest is None:
             return self._cut(key, axes, tp, full)
-        if manifest.split_dim != tp.split_dim and manifest.shards == 1:
-            # One shard of one is the whole, whatever its dimension.
-            stored = [replace(axis, rank=0, size=1, split_dim=manifest.split_dim, aux=0) if axis is tp else axis for axis in axes]
-            return self._cut_of(key, self._objects([shard_key(key, stored)])[0], axes, tp, full)
-        if manifest.split_dim != tp.split_dim:
-            why = f"its shards divide another dimension. split_dim={tp.split_dim} stored_split_dim={manifest.split_dim}"
-            return self._unreadable(key, why)
-        dim = manifest.split_dim
-        length = manifest.global_shape[dim]
-        # This also holds for a full read: the dimension must divide into the requested number of
-        # parts.
-        begin, end = shard_range(length, tp.rank, tp.size)
-        if full:
-            begin, end = 0, length
+        dim, shards = manifest.split_dim, manifest.shards
 
         def of_rank(rank: int) -> tuple[str, list[Axis]]:
-            stored = [replace(axis, rank=rank, size=manifest.shards, aux=0) if axis is tp else axis for axis in axes]
+            stored = [replace(axis, rank=rank, size=shards, split_dim=dim, aux=0) if axis is tp else axis for axis in axes]
             return shard_key(key, stored), stored
 
-        return self._assembled(of_rank, manifest, () if full else axes, begin, end)
+        return self._assembled(of_rank, manifest, () if full else axes, tp)
 
     def _cut(self, key: str, axes: tuple[Axis, ...], tp: Axis, full: bool) -> Plan | None:
-        """Plans a shard of a tensor that is stored as a whole."""
+        """Plans a shard of a tensor that is stored as a whole, or by several writers."""
         whole = self._objects([word(key)])[0] if len(axes) == 1 else None
-        return self._cut_of(key, None if whole is None or whole[1].layout != FULL else whole, axes, tp, full)
-
-    def _cut_of(
-        self, key: str, whole: tuple[Any, Header] | None, axes: tuple[Axis, ...], tp: Axis, full: bool
-    ) -> Plan | None:
-        if whole is None:
-            return self._unreadable(key, "neither its shards nor a whole tensor are stored")
+        if whole is None or whole[1].layout != FULL:
+            written = self._written(key, () if full else axes, tp) if len(axes) == 1 else None
+            return written or self._unreadable(key, "neither its shards nor a whole tensor are stored")
         located, header = whole
-        shape, dim = header.local_shape, tp.split_dim
-        if dim is None or dim >= len(shape):
-            raise LayoutError(f"invalid split_dim {dim} for a tensor of {len(shape)} dimensions")
+        shape = header.local_shape
+        dim = split_dim_of(tp.split_dim, shape)
         begin, end = shard_range(shape[dim], tp.rank, tp.size)
         if full or tp.size == 1:
             return as_it_is(located, header)
@@ -220,18 +214,17 @@ class TensorPlans(_mooncake.Store):
 
     def _tp_plan(self, key: str, rank: int, size: int, split_dim: int | None) -> Plan | None:
         """Plans the shard of a rank of `size` from shards of another size. Without `split_dim`, the
-        dimension is that of the stored shards.
+        dimension is that of the stored shards, or 0.
         """
-        if split_dim is None:
-            first = self._objects([f"{key}_tp_0"])[0]
-            tp = None if first is None else first[1].axis("tp")
-            split_dim = 0 if tp is None or tp.split_dim is None else tp.split_dim
         if not 0 <= rank < size:
             self._invalid(f"cannot read shard: there is no such rank. tp_rank={rank} tp_size={size}")
             return None
-        axis = Axis("tp", 0, rank, size, split_dim, 0)
+        axis = Axis("tp", 0, rank, size, split_dim or 0, 0)
         try:
-            return self._rebuilt(key, (axis,), axis, False)
+            manifest = self._shards_of(key, (axis,), axis)
+            if manifest is not None and split_dim is None:
+                axis = replace(axis, split_dim=manifest.split_dim)
+            return self._rebuilt_from(manifest, key, (axis,), axis, False)
         except ValueError as error:
             self._invalid(str(error))
             return None
@@ -249,10 +242,10 @@ class TensorPlans(_mooncake.Store):
         of_rank: Callable[[int], tuple[str, list[Axis]]],
         manifest: Manifest,
         axes: tuple[Axis, ...],
-        begin: int,
-        end: int,
+        tp: Axis | None,
     ) -> Plan | None:
-        """Plans indices `begin` to `end` of shards whose keys and axes `of_rank` returns.
+        """Plans a shard of the rank of `tp`, or the whole without `axes`, from shards whose keys
+        and axes `of_rank` returns.
 
         Returns `None` if a shard is missing or does not match.
         """
@@ -260,11 +253,21 @@ class TensorPlans(_mooncake.Store):
         each, rest = divmod(shape[dim], shards)
         if rest:
             return self._unreadable(of_rank(0)[0], f"its manifest is invalid. shape={shape} shards={shards}")
-        # In a dimension without indices all shards are read, else those that contain some.
-        ranks = range(begin // each, -(-end // each)) if each else range(shards)
+        cut, begin, end = dim, 0, shape[dim]
+        if tp is not None:
+            # This also holds for a full read: the dimension must divide into the requested number
+            # of parts.
+            of_tp = split_dim_of(tp.split_dim, shape)
+            indices = shard_range(shape[of_tp], tp.rank, tp.size)
+            # One shard of one is the whole, whatever its dimension.
+            if axes and tp.size > 1:
+                cut, (begin, end) = of_tp, indices
+        # In a dimension without indices all shards are read, else those that contain some. Shards
+        # along another dimension all contain some.
+        ranks = range(begin // each, -(-end // each)) if each and cut == dim else range(shards)
         sources = []
         # The number of shards is untrusted, so a few are looked up at a time.
-        for some in (ranks[at : at + _LOOKUPS] for at in range(0, len(ranks), _LOOKUPS)):
+        for some in (ranks[at : at + LOOKUPS] for at in range(0, len(ranks), LOOKUPS)):
             stored = [of_rank(rank) for rank in some]
             for rank, (shard, of), found in zip(some, stored, self._objects([key for key, _ in stored])):
                 if found is None:
@@ -274,6 +277,8 @@ class TensorPlans(_mooncake.Store):
                 if (header.dtype, header.global_shape) != (manifest.dtype, shape) or not is_shard(header, of):
                     return self._unreadable(shard, f"a shard is of another layout than {shards} shards of {shape}")
                 sources.append(Source(located, header, rank * each, (rank + 1) * each))
-        local = with_dim(shape, dim, end - begin)
+        local = with_dim(shape, cut, end - begin)
         header = Header(manifest.dtype, local, shape, SHARD if axes else 0, axes)
+        if cut != dim:
+            return assemble_across(header, cut, begin, dim, sources)
         return assemble(header, dim, begin, end, sources)

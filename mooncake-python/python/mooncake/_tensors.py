@@ -13,13 +13,12 @@ from typing import Any
 from mooncake import _mooncake, _safetensors
 from mooncake._arrays import ArrayCalls
 from mooncake._element_types import code_of
-from mooncake._layout import FULL, HEADER_SIZE, Header, Manifest, Plan
+from mooncake._layout import FULL, HEADER_SIZE, Header, Plan
 from mooncake._mooncake import ReplicateConfig
+from mooncake._shard_layouts import ShardLayouts
 from mooncake._shards import (
     _UNPUBLISHED,
-    _contradicts,
     _empty,
-    _has_manifest,
     _is_of_size,
     _is_tensor,
     _Job,
@@ -36,7 +35,7 @@ from mooncake._shards import (
     _why_unsupported,
     _Write,
 )
-from mooncake._tensor_plans import INVALID_PARAMS, TensorPlans, as_it_is, words
+from mooncake._tensor_plans import INVALID_PARAMS, as_it_is, words
 from mooncake._types import also_named, number_of
 
 # Objects up to this length are read in full with their headers.
@@ -46,7 +45,7 @@ _SMALL = 256 << 10
 _AT_ONCE = 4096
 
 
-class TensorCalls(ArrayCalls, TensorPlans):
+class TensorCalls(ArrayCalls, ShardLayouts):
     """Tensor calls of the store."""
 
     # Writing.
@@ -65,66 +64,7 @@ class TensorCalls(ArrayCalls, TensorPlans):
         given = config.group_ids if config is not None else None
         if given is not None and len(given) != len(entries):
             return [self._note(INVALID_PARAMS, f"group_ids and keys differ in number. group_ids={len(given)} keys={len(entries)}")] * len(entries)
-        if not upsert:
-            entries = self._of_one_layout(entries, config)
-        return self._write_entries(upsert, entries, config, owners)
-
-    def _write_entries(
-        self,
-        upsert: bool,
-        entries: Sequence[list[_Write] | int],
-        config: ReplicateConfig | None,
-        owners: list[Any] | None,
-    ) -> list[int]:
-        writes: list[_Write] = []
-        groups: list[str] = []
-        given = config.group_ids if config is not None else None
-        for i, entry in enumerate(entries):
-            if isinstance(entry, list):
-                writes += entry
-                groups += [given[i]] * len(entry) if given is not None else []
-        if given is not None and config is not None:
-            config = copy.copy(config)
-            config.group_ids = groups
-        codes = iter(self._write_strips(upsert, writes, config, owners) if writes else [])
-        results = []
-        for entry in entries:
-            if isinstance(entry, int):
-                results.append(entry)
-                continue
-            own = [next(codes) for _ in entry]
-            results.append(next((code for code in own if code != 0), 0))
-        return results
-
-    def _of_one_layout(
-        self, entries: Sequence[list[_Write] | int], config: ReplicateConfig | None
-    ) -> Sequence[list[_Write] | int]:
-        """Refuses shards that contradict the manifest of their tensor, such as those of uneven
-        length, which no reader could join.
-
-        The manifest is stored before the shards, and the first one counts. So of two programs that
-        contradict each other, one is refused.
-        """
-        manifests = {i: one[-1] for i, one in enumerate(entries) if isinstance(one, list) and _has_manifest(one)}
-        if not manifests:
-            return entries
-        stored = self._stored_manifests(manifests)
-        absent = [i if i in manifests and stored[manifests[i].key] is None else None for i in range(len(entries))]
-        if any(i is not None for i in absent):
-            first = [0 if i is None else [manifests[i]] for i in absent]
-            codes = self._write_entries(False, first, config, [])
-            entries = [code if code != 0 else entry for code, entry in zip(codes, entries)]
-            stored = self._stored_manifests(manifests)
-        made: list[list[_Write] | int] = list(entries)
-        for i, write in manifests.items():
-            entry, found = entries[i], stored[write.key]
-            if isinstance(entry, list) and found is not None and _contradicts(entry, Manifest.parse(write.header), found):
-                made[i] = self._invalid(
-                    f"cannot put shard: other shards of its tensor have another layout. key={entry[0].key!r} "
-                    f"shape={list(found.global_shape)} shards={found.shards} split_dim={found.split_dim}; "
-                    "divide the dimension evenly, or upsert all shards"
-                )
-        return made
+        return self._write_entries(upsert, self._of_one_layout(upsert, entries, config), config, owners)
 
     def _entry(self, make: Callable[[], list[_Write]]) -> list[_Write] | int:
         """Returns the result of `make`, or the code of its failure."""
@@ -607,17 +547,20 @@ class TensorCalls(ArrayCalls, TensorPlans):
     ) -> list[Plan | None]:
         """Plans the shards that are not among the found ones, from shards of another size."""
         rank, size = (0, 1) if tp_size <= 1 else (int(tp_rank), int(tp_size))
+        # One shard of one is the whole, whatever its dimension.
+        split_dim = split_dim if size > 1 else None
         return [
             self._tp_plan(key, rank, size, split_dim) if one is None else None for key, one in zip(words(keys), found)
         ]
 
     def get_tensor_with_tp(self, key: str, tp_rank: int = 0, tp_size: int = 1, split_dim: int = 0) -> Any:
-        """Returns the shard of a rank, also from shards of another size or from the whole tensor.
+        """Returns the shard of a rank, also from shards of another size or dimension, or from the
+        whole tensor.
 
-        Returns `None` if there is none.
+        A `split_dim` of 0 stands for the dimension of the stored shards, if there are any. Returns
+        `None` if there is no such shard.
         """
-        _numbers(split_dim=split_dim)
-        return self._tp_tensors([key], tp_rank, tp_size, split_dim)[0]
+        return self._tp_tensors([key], tp_rank, tp_size, _named_dim(split_dim))[0]
 
     def batch_get_tensor_with_tp(self, base_keys: list[str], tp_rank: int = 0, tp_size: int = 1) -> list[Any]:
         """Runs `get_tensor_with_tp` for many keys. The dimension is that of the stored shards, or
@@ -626,7 +569,7 @@ class TensorCalls(ArrayCalls, TensorPlans):
         return self._tp_tensors(base_keys, tp_rank, tp_size, None)
 
     def _tp_tensors(self, keys: list[str], tp_rank: int, tp_size: int, split_dim: int | None) -> list[Any]:
-        tensors = self._tensors_of(self._tp_keys(keys, tp_rank, tp_size), _is_of_size(tp_size))
+        tensors = self._tensors_of(self._tp_keys(keys, tp_rank, tp_size), _is_of_size(tp_size, split_dim))
         plans = self._tp_plans(keys, tensors, tp_rank, tp_size, split_dim)
         rebuilt = self._read_plans(plans) if any(plan is not None for plan in plans) else plans
         return [one if plan is None else other for one, plan, other in zip(tensors, plans, rebuilt)]
@@ -635,8 +578,7 @@ class TensorCalls(ArrayCalls, TensorPlans):
         self, key: str, buffer_ptr: int, size: int, tp_rank: int = 0, tp_size: int = 1, split_dim: int = 0
     ) -> Any:
         """Reads like `get_tensor_with_tp`, into registered memory."""
-        _numbers(split_dim=split_dim)
-        return self._tp_tensors_into([key], [buffer_ptr], [size], tp_rank, tp_size, split_dim)[0]
+        return self._tp_tensors_into([key], [buffer_ptr], [size], tp_rank, tp_size, _named_dim(split_dim))[0]
 
     def batch_get_tensor_with_tp_into(
         self, base_keys: list[str], buffer_ptrs: list[int], sizes: list[int], tp_rank: int = 0, tp_size: int = 1
@@ -654,7 +596,7 @@ class TensorCalls(ArrayCalls, TensorPlans):
         split_dim: int | None,
     ) -> list[Any]:
         stored = self._tp_keys(keys, tp_rank, tp_size)
-        tensors = self._tensors_into(stored, buffer_ptrs, sizes, _is_of_size(tp_size))
+        tensors = self._tensors_into(stored, buffer_ptrs, sizes, _is_of_size(tp_size, split_dim))
         if not len(keys) == len(buffer_ptrs) == len(sizes):
             return tensors
         plans = self._tp_plans(keys, tensors, tp_rank, tp_size, split_dim)
@@ -769,6 +711,13 @@ def _numbers(**of: int) -> None:
     """
     for name, value in of.items():
         number_of(name, value)
+
+
+def _named_dim(split_dim: int) -> int | None:
+    """Returns the dimension that a call of one key names, or `None` for 0, which is the default and
+    has no effect in Mooncake C++. Raises `TypeError` for another type.
+    """
+    return number_of("split_dim", split_dim) or None
 
 
 def _tensor_metadata_size() -> int:

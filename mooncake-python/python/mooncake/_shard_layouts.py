@@ -1,0 +1,145 @@
+"""Layouts of the shards that calls write: those of one tensor must agree, so that readers can join
+them.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from mooncake._layout import Manifest
+from mooncake._mooncake import ReplicateConfig
+from mooncake._shards import (
+    _MOST_SHARDS,
+    _contradicts,
+    _has_manifest,
+    _is_alike,
+    _is_of,
+    _key_of_rank,
+    _rank_of,
+    _Write,
+)
+from mooncake._tensor_plans import LOOKUPS, TensorPlans
+
+
+class ShardLayouts(TensorPlans):
+    """Writes of tensors and their shards."""
+
+    def _write_entries(
+        self,
+        upsert: bool,
+        entries: Sequence[list[_Write] | int],
+        config: ReplicateConfig | None,
+        owners: list[Any] | None,
+    ) -> list[int]:
+        writes: list[_Write] = []
+        groups: list[str] = []
+        given = config.group_ids if config is not None else None
+        for i, entry in enumerate(entries):
+            if isinstance(entry, list):
+                writes += entry
+                groups += [given[i]] * len(entry) if given is not None else []
+        if given is not None and config is not None:
+            config = copy.copy(config)
+            config.group_ids = groups
+        codes = iter(self._write_strips(upsert, writes, config, owners) if writes else [])
+        results = []
+        for entry in entries:
+            if isinstance(entry, int):
+                results.append(entry)
+                continue
+            own = [next(codes) for _ in entry]
+            results.append(next((code for code in own if code != 0), 0))
+        return results
+
+    def _of_one_layout(
+        self, upsert: bool, entries: Sequence[list[_Write] | int], config: ReplicateConfig | None
+    ) -> Sequence[list[_Write] | int]:
+        """Refuses shards that contradict the manifest of their tensor, such as those of uneven
+        length, which no reader could join. An upsert may begin another layout.
+
+        The manifest is stored before the shards, and the first one counts. So of two programs that
+        contradict each other, one is refused.
+        """
+        manifests = {i: one[-1] for i, one in enumerate(entries) if isinstance(one, list) and _has_manifest(one)}
+        if not manifests:
+            return entries
+        stored = self._stored_manifests(manifests)
+        absent = {i for i, write in manifests.items() if stored[write.key] is None and not write.only_replaces}
+        if absent:
+            codes = self._write_entries(False, [[manifests[i]] if i in absent else 0 for i in range(len(entries))], config, [])
+            entries = [code if code != 0 else entry for code, entry in zip(codes, entries)]
+            stored = self._stored_manifests(manifests)
+        shards = {i: entry for i in manifests if isinstance(entry := entries[i], list)}
+        begins = self._beginnings(list(shards.values()), stored) if upsert else set()
+        made: list[list[_Write] | int] = list(entries)
+        # Tensors whose layout this call has decided.
+        decided: set[str] = set()
+        for i, entry in shards.items():
+            write = entry[-1]
+            own, found = Manifest.parse(write.header), stored[write.key]
+            if found is None and write.only_replaces:
+                made[i] = entry[:-1]
+                continue
+            if found is not None and _contradicts(entry, own, found) and (write.key in decided or write not in begins):
+                made[i] = self._invalid(_contradiction(upsert, entry[0].key, found))
+                continue
+            decided.add(write.key)
+            if upsert or found is None:
+                stored[write.key] = own
+        return made
+
+    def _beginnings(self, entries: list[list[_Write]], stored: Mapping[str, Manifest | None]) -> set[_Write]:
+        """Returns the manifests of upserts that begin another layout than the stored one.
+
+        An upsert does so with another number of shards or dimension, with all shards, if it
+        replaces a shard of the stored layout, or if none of those is stored. Otherwise, it
+        contradicts shards that other ranks have written before.
+        """
+        groups: dict[_Write, list[_Write]] = {}
+        for *shards, manifest in entries:
+            groups.setdefault(manifest, []).extend(shards)
+        begins: set[_Write] = set()
+        unsure: list[tuple[_Write, Manifest]] = []
+        for manifest, shards in groups.items():
+            own, found = Manifest.parse(manifest.header), stored[manifest.key]
+            if own is None or found is None or own == found:
+                continue
+            if not _is_alike(own, found) or len({_rank_of(shard, manifest) for shard in shards}) == own.shards:
+                begins.add(manifest)
+            else:
+                unsure.append((manifest, found))
+        replaced = [(manifest, shard.key, found) for manifest, found in unsure for shard in groups[manifest]]
+        begins.update(manifest for manifest, _, found in self._those_of(replaced))
+        for manifest, found in unsure:
+            if manifest in begins:
+                continue
+            ranks = range(min(found.shards, _MOST_SHARDS))
+            shard = groups[manifest][0]
+            others = ((manifest, _key_of_rank(shard, manifest, rank), found) for rank in ranks)
+            if next(self._those_of(others), None) is None:
+                begins.add(manifest)
+        return begins
+
+    def _those_of(
+        self, shards: Iterable[tuple[_Write, str, Manifest]]
+    ) -> Iterator[tuple[_Write, str, Manifest]]:
+        """Yields the shards that are stored in the layout of a manifest. A few are looked up at a
+        time.
+        """
+        left = iter(shards)
+        while some := list(itertools.islice(left, LOOKUPS)):
+            for one, found in zip(some, self._objects([key for _, key, _ in some])):
+                if found is not None and _is_of(found[1], one[2]):
+                    yield one
+
+
+def _contradiction(upsert: bool, key: str, found: Manifest) -> str:
+    call, cure = ("upsert", "remove the other shards first") if upsert else ("put", "upsert all shards")
+    return (
+        f"cannot {call} shard: other shards of its tensor have another layout. key={key!r} "
+        f"shape={list(found.global_shape)} shards={found.shards} split_dim={found.split_dim}; "
+        f"divide the dimension evenly, or {cure}"
+    )
