@@ -189,7 +189,7 @@ checked = _check(None, 0, 1, "cpu")
 print(checked.deactivates, checked.syncs)
 """
     assert run(ALONE + code) == "True True"
-    assert run(ALONE + code, MOONCAKE_PG_AUTO_SYNC_ON_FAILURE="0") == "True False"
+    assert run(ALONE + code, MOONCAKE_PG_AUTO_SYNC_ON_FAILURE="false") == "True False"
     off = {"MOONCAKE_PG_AUTO_SYNC_ON_FAILURE": "0", "MOONCAKE_PG_AUTO_DEACTIVATE_ON_FAILURE": "0"}
     assert run(ALONE + code, **off) == "False False"
 

@@ -54,7 +54,7 @@ def test_a_dictionary_must_be_the_only_argument(master, key):
 
 def test_the_longest_time_of_a_call_is_a_setting(own_master, key):
     master, store = own_master(), MooncakeDistributedStore()
-    for wrong in ("0", "-1", "soon", 1.5, 1 << 32):
+    for wrong in ("0", "-1", "soon", 1.5, "876601h"):
         assert store.setup(settings(master.address, rpc_timeout_ms=wrong)) == -600, wrong
         assert "rpc_timeout_ms" in store.last_error().message
     assert store.setup(settings(master.address, rpc_timeout_ms="300")) == 0
@@ -334,7 +334,7 @@ def test_empty_settings_count_as_absent(master, tmp_path):
     assert (config.client_http_port, config.tenant_id) == (9300, "default")
 
 
-@pytest.mark.parametrize("size", ["", " ", "0x1000000", "sixteen", "-1", "nan", "1e400", "16 XB"])
+@pytest.mark.parametrize("size", ["", " ", "0x", "sixteen", "-1", "nan", "1e400", "16 XB"])
 @pytest.mark.parametrize("name", ["global_segment_size", "local_buffer_size"])
 def test_sizes_that_mean_nothing_are_refused_by_name(master, tmp_path, monkeypatch, name, size):
     store = MooncakeDistributedStore()

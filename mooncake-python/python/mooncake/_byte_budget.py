@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-import re
 from pathlib import Path
 from typing import Protocol
+
+from mooncake._sizes import parse_size
 
 _LOG = logging.getLogger(__name__)
 _MIB = 1 << 20
@@ -17,7 +19,6 @@ _SHARE = 16
 # one second.
 GRACE_S = 30.0
 _RATE = _MIB
-_UNITS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 
 
 def time_for(length: int, grace_s: float = GRACE_S) -> float:
@@ -91,12 +92,11 @@ class ByteBudget:
 
 def default_limit() -> int:
     """Returns `MC_CONNECTION_BYTES`, or 256 MiB, or a 16th of the memory if that is less."""
-    text = os.environ.get("MC_CONNECTION_BYTES", "").strip().lower()
+    text = os.environ.get("MC_CONNECTION_BYTES", "")
     if text:
-        found = re.fullmatch(r"(\d+)\s*([kmgt]?)i?b?", text)
-        limit = int(found[1]) << _UNITS[found[2]] if found else 0
-        if limit >= _MIB:
-            return limit
+        with contextlib.suppress(ValueError):
+            if (limit := parse_size(text)) >= _MIB:
+                return limit
         _LOG.warning("cannot use MC_CONNECTION_BYTES: it must be a size of at least 1MB. value=%r", text)
     return min(_MOST, _memory() // _SHARE)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -9,6 +10,9 @@ from typing import Any, overload
 
 import torch
 
+from mooncake._sizes import parse_switch
+
+_LOG = logging.getLogger(__name__)
 MAX_RANKS = 64
 _NAMES = ("active_ranks", "is_extension", "max_group_size", "auto_deactivate_on_failure", "auto_sync_on_failure")
 
@@ -69,7 +73,14 @@ def _from_environment() -> MooncakeBackendOptions:
     """Returns the options of a group without `pg_options`."""
 
     def is_on(name: str) -> bool:
-        return os.environ.get(name, "1").strip() != "0"
+        text = os.environ.get(name, "")
+        if not text:
+            return True
+        try:
+            return parse_switch(text)
+        except ValueError:
+            _LOG.warning("%s=%s is ignored: must be true or false; using true", name, text)
+            return True
 
     return MooncakeBackendOptions(
         auto_deactivate_on_failure=is_on("MOONCAKE_PG_AUTO_DEACTIVATE_ON_FAILURE"),

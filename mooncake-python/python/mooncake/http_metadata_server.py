@@ -12,13 +12,14 @@ import ipaddress
 import logging
 import os
 import threading
+from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
 from aiohttp import web
 
 from mooncake._connections import ALLOWED_HOSTS, Connections, metrics_page, raise_descriptor_limit
-from mooncake._sizes import port
+from mooncake._sizes import parse_number, parse_size, port
 
 _LOG = logging.getLogger(__name__)
 # Longest value. A segment's descriptor may get that long.
@@ -42,18 +43,22 @@ class KVPoll(Enum):
     Success = 4
 
 
-def _limit(variable: str, default: int) -> int:
-    """Returns the number in a variable of the environment, at least 1."""
+def _limit(variable: str, default: int, parse: Callable[[str], int]) -> int:
+    """Returns the limit in a variable of the environment, at least 1."""
     text = os.environ.get(variable, "")
     if not text:
         return default
     try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if number < 1:
-        raise ValueError(f"{variable}={text}: must be a whole number above 0")
-    return number
+        limit = parse(text)
+    except ValueError as error:
+        raise ValueError(f"{variable}={text}: {error}") from None
+    if limit < 1:
+        raise ValueError(f"{variable}={text}: must be above 0")
+    return limit
+
+
+def _count(text: str) -> int:
+    return parse_number(text, 1, (1 << 64) - 1)
 
 
 def _is_loopback(host: str) -> bool:
@@ -77,10 +82,10 @@ class KVBootstrapServer:
         self.port = port
         self.host = host
         self._token = os.environ.get("MC_METADATA_HTTP_TOKEN", "")
-        self._max_value = _limit("MC_METADATA_MAX_BODY_BYTES", _MAX_VALUE)
+        self._max_value = _limit("MC_METADATA_MAX_BODY_BYTES", _MAX_VALUE, parse_size)
         self._puts: asyncio.Semaphore | None = None
         if os.environ.get("MC_METADATA_MAX_CONCURRENT_PUTS"):
-            self._puts = asyncio.Semaphore(_limit("MC_METADATA_MAX_CONCURRENT_PUTS", 1))
+            self._puts = asyncio.Semaphore(_limit("MC_METADATA_MAX_CONCURRENT_PUTS", 1, _count))
         self.app = web.Application(client_max_size=self._max_value)
         self.app.router.add_route("*", "/metadata", self._handle_metadata)
         self.app.router.add_get("/health", self._health)
@@ -90,8 +95,8 @@ class KVBootstrapServer:
         self.store: dict[str, bytes] = {}
         # Held for each access to the store by a request.
         self.lock = asyncio.Lock()
-        self.max_entries = _limit("MC_METADATA_MAX_KEYS", _MAX_ENTRIES)
-        self.max_bytes = _limit("MC_METADATA_MAX_TOTAL_BYTES", _MAX_BYTES)
+        self.max_entries = _limit("MC_METADATA_MAX_KEYS", _MAX_ENTRIES, _count)
+        self.max_bytes = _limit("MC_METADATA_MAX_TOTAL_BYTES", _MAX_BYTES, parse_size)
         self._bytes = 0
         self._refused = 0
         self._loop: asyncio.AbstractEventLoop | None = None

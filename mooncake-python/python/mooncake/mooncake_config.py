@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mooncake._sizes import SIZES, parse_size, parsed
+from mooncake._sizes import SIZES, parse_size, parse_switch, parsed, port
 
 logger = logging.getLogger(__name__)
 
@@ -23,8 +24,6 @@ _PROTOCOLS = (
 )  # fmt: skip
 _REQUIRED = ("local_hostname", "metadata_server", "master_server_address")
 _SIZES = ("global_segment_size", "local_buffer_size")
-_TRUE = ("true", "1", "yes", "on", "enable")
-_FALSE = ("false", "0", "no", "off", "disable", "")
 
 
 def _parse_segment_size(value: Any) -> int:
@@ -35,24 +34,12 @@ def _parse_segment_size(value: Any) -> int:
     """
     if isinstance(value, int):
         return value
-    try:
-        if isinstance(value, float):
-            return int(value)
-        if isinstance(value, str):
-            text = value.strip()
-            return -parse_size(text[1:]) if text.startswith("-") else parse_size(text)
-    except (ValueError, OverflowError):
-        pass
+    if isinstance(value, str):
+        text = value.strip()
+        return -parse_size(text[1:]) if text.startswith("-") else parse_size(text)
+    if isinstance(value, float) and math.isfinite(value):
+        return int(value)
     raise ValueError(f"invalid size: {value!r}; expected a number of bytes, or a text such as 64MB or 1.5g")
-
-
-def _switch(value: Any) -> bool:
-    if value is None or isinstance(value, (int, float)):
-        return bool(value)
-    text = value.strip().lower() if isinstance(value, str) else None
-    if text not in (*_TRUE, *_FALSE):
-        raise ValueError(f"invalid truth value: {value!r}; expected true or false")
-    return text in _TRUE
 
 
 def _protocol(value: Any) -> str:
@@ -95,7 +82,11 @@ class MooncakeConfig:
     def _of(given: Mapping[str, Any]) -> MooncakeConfig:
         # `null` and an empty text count as absent, except for a protocol and sizes, which must be
         # valid if they are named.
-        fields = {name: value for name, value in given.items() if value is not None and (value != "" or name in SIZES)}
+        fields = {
+            name: value
+            for name, value in given.items()
+            if value is not None and (name in SIZES or not isinstance(value, str) or value.strip())
+        }
         for name in _REQUIRED:
             if name not in fields:
                 raise ValueError(f"Missing required config field: {name}")
@@ -107,11 +98,11 @@ class MooncakeConfig:
             protocol=given.get("protocol", "tcp"),
             device_name=given.get("device_name", ""),
             master_server_address=fields["master_server_address"],
-            enable_ssd_offload=parsed(_switch, fields, "enable_ssd_offload", False),
+            enable_ssd_offload=parsed(parse_switch, fields, "enable_ssd_offload", False),
             ssd_offload_path=str(fields.get("ssd_offload_path", "")),
             tenant_id=str(fields.get("tenant_id", "default")),
-            enable_client_http_server=parsed(_switch, fields, "enable_client_http_server", False),
-            client_http_port=parsed(int, fields, "client_http_port", 9300),
+            enable_client_http_server=parsed(parse_switch, fields, "enable_client_http_server", False),
+            client_http_port=parsed(port, fields, "client_http_port", 9300),
         )
 
     @staticmethod

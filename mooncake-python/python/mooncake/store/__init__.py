@@ -33,7 +33,7 @@ from mooncake._mooncake import (
     get_alloc_func_addr,
     get_free_func_addr,
 )
-from mooncake._sizes import SIZES, parse_size, parse_switch, parsed
+from mooncake._sizes import SIZES, parse_millis, parse_size, parse_switch, parsed, port
 from mooncake._tensors import TensorCalls, _deserialize_tensor, _serialize_tensor, _tensor_metadata_size
 from mooncake._types import (
     ObjectDataType,
@@ -110,17 +110,21 @@ class _Prefetching:
 
 def _seconds(texts: dict[str, str], name: str) -> int | None:
     """Returns a number of seconds. Raises `ValueError` for an invalid one."""
-    return _whole(texts, name, "seconds", 0)
-
-
-def _whole(texts: dict[str, str], name: str, unit: str, least: int) -> int | None:
-    """Returns a whole number of a unit. Raises `ValueError` for an invalid one."""
-    text = texts.get(name)
-    if text is None:
+    if (millis := _millis(texts, name, "s", 0)) is None:
         return None
-    if not text.strip().isdecimal() or not least <= int(text) < 1 << 32:
-        raise ValueError(f"{name} must be a number of {unit} from {least} to 2**32-1, not {text!r}")
-    return int(text)
+    if millis % 1000:
+        raise ValueError(f"{name} must be whole seconds, not {texts[name]!r}")
+    return millis // 1000
+
+
+def _millis(texts: dict[str, str], name: str, unit: str, least: int) -> int | None:
+    """Returns a time in milliseconds. Raises `ValueError` for an invalid one."""
+    if name not in texts:
+        return None
+    millis = parsed(lambda text: parse_millis(text, unit), texts, name, "")
+    if millis < least:
+        raise ValueError(f"{name} must be at least {least} ms, not {texts[name]!r}")
+    return millis
 
 
 class MooncakeDistributedStore(TensorCalls):
@@ -166,8 +170,9 @@ class MooncakeDistributedStore(TensorCalls):
         of 127.0.0.1, in place of the one at `master_server_addr`. The master ends with the store.
 
         A dictionary as the first argument or as `config` replaces all arguments. Its keys are their
-        names, and numbers may be text. Its key `rpc_timeout_ms` is the longest time of a call in
-        milliseconds, from 1; 25 s at most, and 20 s without it.
+        names, and numbers may be text. Sizes and times may have a unit (`16MB`, `5s`). Its key
+        `rpc_timeout_ms` is the longest time of a call in milliseconds, from 1; 25 s at most, and
+        20 s without it.
         """
         if config is not None or isinstance(local_hostname, dict):
             return self._setup_dict(_only_dict(locals()))
@@ -276,10 +281,10 @@ class MooncakeDistributedStore(TensorCalls):
             segment, buffer = (parsed(parse_size, texts, name, str(16 * _MIB)) for name in SIZES)
             serve = parsed(parse_switch, texts, "enable_client_http_server", "false")
             offload = parsed(parse_switch, texts, "enable_ssd_offload", "false")
-            port = parsed(int, texts, "client_http_port", "9300")
+            http_port = parsed(port, texts, "client_http_port", "9300")
             embedded = parsed(parse_switch, texts, "enable_embedded_master", "false")
             prefetching = _Prefetching.parse(texts)
-            timeout_ms = _whole(texts, "rpc_timeout_ms", "milliseconds", 1)
+            timeout_ms = _millis(texts, "rpc_timeout_ms", "ms", 1)
             if parsed(parse_switch, texts, "enable_egm_store_pool", "false"):
                 _LOG.warning("enable_egm_store_pool has no effect: the segment is ordinary memory")
         except ValueError as error:
@@ -297,7 +302,7 @@ class MooncakeDistributedStore(TensorCalls):
             ssd_offload_path=texts.get("ssd_offload_path", ""),
             tenant_id=texts.get("tenant_id", "default"),
             enable_client_http_server=serve,
-            client_http_port=port,
+            client_http_port=http_port,
             enable_embedded_master=embedded,
             prefetching=prefetching,
             timeout_ms=timeout_ms,
