@@ -359,6 +359,17 @@ def test_upserts_of_several_axes_and_writers(store, key):
     assert store.upsert_tensor_with_parallelism(key + "-w", WHOLE, writer_partition=writer) == -600
 
 
+def test_shards_of_several_axes_from_a_buffer(store, key, objects):
+    _shard, _of_shard, of_whole, _memory = objects
+    for call in (store.put_tensor_with_parallelism_from, store.upsert_tensor_with_parallelism_from):
+        name = f"{key}-{call.__name__}"
+        assert call(name, *of_whole, layout(axis("dp", 1, 2), axis("tp", 0, 4, split_dim=0))) == 0
+        for size, dim in itertools.product((1, 2, 4), (0, 1)):
+            wanted = layout(axis("dp", 1, 2), axis("tp", size - 1, size, split_dim=dim))
+            assert torch.equal(read(store, name, "shard", wanted), WHOLE.chunk(size, dim)[-1]), (size, dim)
+            assert torch.equal(read(store, name, "full", wanted), WHOLE), (size, dim)
+
+
 def test_shards_of_many_dimensions(store, key):
     whole = torch.arange(2 * 3 * 4 * 6 * 2, dtype=torch.int16).reshape(2, 3, 4, 6, 2)
     for stored, along in itertools.product(range(5), range(5)):

@@ -304,9 +304,10 @@ def _parallel(
     if from_buffer:
         dim = split_dim_of(tp.split_dim, header.local_shape)
         manifest = Manifest(header.dtype, dim, tp.size, header.local_shape)
-        # As in Mooncake C++, shards from a buffer have no manifest. An older one would contradict
-        # them.
-        last = replace(_raw_write(parallelism_manifest_key(key), manifest.pack()), only_replaces=True)
+        # As in Mooncake C++, shards from a buffer along one axis have no manifest: the first one
+        # describes the others. An older manifest would contradict them. Keys of shards along
+        # several axes have the size, which only a manifest tells to readers of another size.
+        last = replace(_raw_write(parallelism_manifest_key(key), manifest.pack()), only_replaces=len(axes) == 1)
         return [*_all_shards(key, tensor, axes, tp), last]
     dim = split_dim_of(tp.split_dim, header.local_shape)
     if len(axes) == 1:
