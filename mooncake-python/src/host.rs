@@ -47,6 +47,15 @@ fn allocate(len: usize, shared: bool) -> mooncake_core::Result<u64> {
     Ok(address)
 }
 
+/// Checks that the host and the control groups of the process have this much memory.
+#[pyfunction]
+pub(crate) fn check_memory(py: Python<'_>, size: Uint) -> PyResult<()> {
+    if allow_overcommit() {
+        return Ok(());
+    }
+    detached(py, || check_free_memory(size.len())).map_err(|error| PyRuntimeError::new_err(error.to_string()))
+}
+
 fn free(address: u64) -> bool {
     let taken = HANDED_OUT.lock().as_mut().and_then(|all| all.remove(&address));
     taken.is_some()

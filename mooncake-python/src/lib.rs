@@ -71,6 +71,7 @@ fn _mooncake(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(device::cuda_missing, module)?)?;
     module.add_function(wrap_pyfunction!(device::device_of, module)?)?;
     module.add_function(wrap_pyfunction!(host::bind_to_numa_node, module)?)?;
+    module.add_function(wrap_pyfunction!(host::check_memory, module)?)?;
     module.add_function(wrap_pyfunction!(host::get_alloc_func_addr, module)?)?;
     module.add_function(wrap_pyfunction!(host::get_free_func_addr, module)?)?;
     module.add_function(wrap_pyfunction!(log::_start_log, module)?)?;

@@ -10,9 +10,10 @@ use std::os::unix::fs::MetadataExt;
 use std::ptr::NonNull;
 
 use super::page::page_size;
+use super::promised::Promise;
 use super::reserve::{cannot_map, fill, is_commit_strict, populate};
 use super::shared::{SharedMapping, page_of};
-use super::{Location, MemorySource, MemorySpan};
+use super::{Location, MemorySource, MemorySpan, check_free_memory, missing_file_memory};
 use crate::error::{Error, ErrorCode, Result};
 use crate::fault_injection::is_planted;
 use crate::fork::ParentOnly;
@@ -66,6 +67,8 @@ pub struct HostMemory {
     shared: Option<SharedMapping>,
     /// File that only this process uses.
     alone: Option<ParentOnly<File>>,
+    /// Entry of memory whose pages are allocated at their first use.
+    promise: Option<Promise>,
 }
 
 // SAFETY: the mapping belongs to this value alone and has no thread affinity.
@@ -113,7 +116,8 @@ impl HostMemory {
         }
         let ptr = map(mapped, flags, file.as_ref().map(|f| f.as_fd()), 0)
             .map_err(|e| cannot_map(mapped, page, e))?;
-        let mut memory = Self { ptr, len, mapped, location: Location::Any, shared: None, alone: None };
+        let mut memory =
+            Self { ptr, len, mapped, location: Location::Any, shared: None, alone: None, promise: None };
         if !huge && !cfg!(miri) {
             // SAFETY: the range is the new mapping; advice changes no contents. A failure costs
             // only speed.
@@ -130,7 +134,8 @@ impl HostMemory {
             }
             // SAFETY: the range is the new mapping, which has no other user yet.
             None if huge && !is_planted("unreserved-huge-pages") => unsafe { populate(ptr, mapped, page) }?,
-            _ => {}
+            _ if huge => {}
+            _ => memory.promise = Some(Promise::new(ptr, mapped)),
         }
         if let Some(file) = file {
             let whole = MemorySpan { location: memory.location, ..MemorySpan::new(ptr, mapped) };
@@ -162,7 +167,7 @@ impl HostMemory {
         let mapped = round_up(len, page)?;
         let ptr =
             map(mapped, libc::MAP_SHARED, Some(file.as_fd()), start).map_err(|e| cannot_map(len, page, e))?;
-        Ok(Self { ptr, len, mapped, location: Location::Any, shared: None, alone: None })
+        Ok(Self { ptr, len, mapped, location: Location::Any, shared: None, alone: None, promise: None })
     }
 
     /// Maps a part of a file as [`map_file`](Self::map_file) does, and allocates the pages of the
@@ -174,6 +179,9 @@ impl HostMemory {
     /// `BUFFER_OVERFLOW` for too little memory, and the errors of [`map_file`](Self::map_file).
     pub fn map_filled(file: &File, offset: u64, len: usize) -> Result<Self> {
         let memory = Self::map_file(file, offset, len)?;
+        // The kernel would end the process in the middle.
+        let missing = missing_file_memory(file, offset, len as u64);
+        check_free_memory(usize::try_from(missing).unwrap_or(usize::MAX))?;
         fill(file, offset, len, usize::try_from(page_of(file)?).unwrap_or(usize::MAX))?;
         Ok(memory)
     }
@@ -224,7 +232,15 @@ impl HostMemory {
             // SAFETY: the range is the new mapping; advice changes no contents.
             unsafe { libc::madvise(ptr.as_ptr().cast(), mapped, libc::MADV_DONTFORK) };
         }
-        Ok(Self { ptr, len, mapped, location, shared: None, alone: Some(ParentOnly::new(file)) })
+        Ok(Self {
+            ptr,
+            len,
+            mapped,
+            location,
+            shared: None,
+            alone: Some(ParentOnly::new(file)),
+            promise: None,
+        })
     }
 
     /// Returns whether the memory is [of a file](Self::map_alone) that outlives the process.
@@ -244,6 +260,7 @@ impl HostMemory {
         let mut memory = ManuallyDrop::new(self);
         memory.shared = None;
         memory.alone = None;
+        memory.promise = None;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
         // SAFETY: the range is a mapping of this value, which was its only user and is gone.
         let at = unsafe { libc::mmap(memory.ptr.as_ptr().cast(), hole.len, libc::PROT_NONE, flags, -1, 0) };
@@ -307,7 +324,8 @@ impl HostMemory {
     /// Describes as much memory at another address, without a file yet.
     fn moved_to(&self, ptr: NonNull<u8>) -> Self {
         let Self { len, mapped, location, .. } = *self;
-        Self { ptr, len, mapped, location, shared: None, alone: None }
+        let promise = self.promise.as_ref().map(|_| Promise::new(ptr, mapped));
+        Self { ptr, len, mapped, location, shared: None, alone: None, promise }
     }
 
     /// Returns the length in bytes.
@@ -440,8 +458,9 @@ impl Drop for AddressHole {
 
 impl Drop for HostMemory {
     fn drop(&mut self) {
-        // Removed from the list before the addresses can belong to another mapping.
+        // Removed from the lists before the addresses can belong to another mapping.
         self.shared = None;
+        self.promise = None;
         // SAFETY: the mapping belongs to this value, and the contract of `MemorySource` ends here.
         unsafe { libc::munmap(self.ptr.as_ptr().cast(), self.mapped) };
     }

@@ -1,7 +1,10 @@
 //! Limits of the memory of this process: the host's memory, and those of its control groups.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
+use super::promised;
+use super::reserve::{is_in_memory, missing_bytes};
 use crate::error::{Error, ErrorCode, Result};
 
 /// Limit of memory.
@@ -27,7 +30,7 @@ pub fn check_free_memory(len: usize) -> Result<()> {
     if len < CHECKED || crate::fault_injection::is_planted("promised-memory") {
         return Ok(());
     }
-    match memory_limits(Path::new("/")).into_iter().find(|limit| len as u64 > limit.free) {
+    match unpromised_limits().into_iter().find(|limit| len as u64 > limit.free) {
         None => Ok(()),
         Some(MemoryLimit { total, free, origin }) => Err(Error::new(
             ErrorCode::BufferOverflow,
@@ -39,6 +42,21 @@ pub fn check_free_memory(len: usize) -> Result<()> {
             ),
         )),
     }
+}
+
+/// Returns the bytes of memory that the pages of a part of a file still need: those of its holes,
+/// if the file lies in memory (tmpfs, a memfd), and otherwise none.
+pub fn missing_file_memory(file: &File, offset: u64, len: u64) -> u64 {
+    if is_in_memory(file) { missing_bytes(file, offset, len) } else { 0 }
+}
+
+/// Returns the limits that apply to this process. Memory that it has mapped and not yet written is
+/// not free: the memory of [`HostMemory`](super::HostMemory) with ordinary pages.
+pub fn unpromised_limits() -> Vec<MemoryLimit> {
+    let promised = promised::missing_bytes();
+    let mut limits = memory_limits(Path::new("/"));
+    limits.iter_mut().for_each(|limit| limit.free = limit.free.saturating_sub(promised));
+    limits
 }
 
 /// Returns the limits that apply to this process. `root` is `/` except in tests. Files that are

@@ -17,6 +17,8 @@ mod mapped;
 #[allow(unsafe_code)]
 mod page;
 #[allow(unsafe_code)]
+mod promised;
+#[allow(unsafe_code)]
 mod reserve;
 #[allow(unsafe_code)]
 mod shared;
@@ -33,7 +35,9 @@ pub use device::{
 };
 pub use dma_buf::{DmaBuf, ListedDmaBuf, dma_buf};
 pub use host::{AddressHole, HostMemory, HostMemoryOptions, HugePages, lock_alone};
-pub use limits::{MemoryLimit, check_free_memory, memory_limits, numa_node_limit};
+pub use limits::{
+    MemoryLimit, check_free_memory, memory_limits, missing_file_memory, numa_node_limit, unpromised_limits,
+};
 pub use mapped::{Mapped, mapped};
 pub use shared::{SharedMapping, SharedPages, shared_pages};
 

@@ -28,7 +28,7 @@ pub(super) fn fill(file: &File, offset: u64, len: usize, page: usize) -> Result<
         return Ok(());
     }
     let before = file.metadata().map_err(|error| cannot_fill(len, page, error))?.len();
-    let filled = check_space(file, len as u64).and_then(|()| fill_in_steps(file, offset, len as u64));
+    let filled = check_space(file, offset, len as u64).and_then(|()| fill_in_steps(file, offset, len as u64));
     filled.map_err(|error| {
         // Other processes may have extended a file that had the whole part before.
         if before < offset.saturating_add(len as u64) {
@@ -40,7 +40,7 @@ pub(super) fn fill(file: &File, offset: u64, len: usize, page: usize) -> Result<
 
 /// Returns `ENOSPC` if a file system lacks the space for a part of a file. Without this check, the
 /// attempt takes all space of the file system for a while, and other processes fail.
-fn check_space(file: &File, len: u64) -> io::Result<()> {
+fn check_space(file: &File, offset: u64, len: u64) -> io::Result<()> {
     let mut space = MaybeUninit::<libc::statvfs>::uninit();
     // SAFETY: the pointer is valid for the call, and 0 means that the call filled the structure.
     let space = unsafe {
@@ -55,12 +55,43 @@ fn check_space(file: &File, len: u64) -> io::Result<()> {
     }
     // SAFETY: the call has no arguments and cannot fail.
     let blocks = if unsafe { libc::geteuid() } == 0 { space.f_bfree } else { space.f_bavail };
-    // Blocks of a file have 512 bytes on every file system.
-    let present = file.metadata()?.blocks().saturating_mul(512);
-    match len.saturating_sub(present) > blocks.saturating_mul(space.f_frsize) {
+    match missing_bytes(file, offset, len) > blocks.saturating_mul(space.f_frsize) {
         true => Err(io::Error::from_raw_os_error(libc::ENOSPC)),
         false => Ok(()),
     }
+}
+
+/// Type of tmpfs in `statfs`.
+const TMPFS: libc::__fsword_t = 0x0102_1994;
+
+/// Returns whether a file lies in memory with ordinary pages (tmpfs, a memfd).
+pub(super) fn is_in_memory(file: &File) -> bool {
+    let mut about = MaybeUninit::<libc::statfs>::uninit();
+    // SAFETY: the pointer is valid for the call, and 0 means that the call filled the structure.
+    unsafe { libc::fstatfs(file.as_raw_fd(), about.as_mut_ptr()) == 0 && about.assume_init().f_type == TMPFS }
+}
+
+/// Returns the bytes of a part of a file for which no space is allocated, at most. Allocated space
+/// that was never written looks like a hole; the size of the file and its blocks bound the result.
+pub(super) fn missing_bytes(file: &File, offset: u64, len: u64) -> u64 {
+    let end = offset.saturating_add(len);
+    // Blocks of a file have 512 bytes on every file system.
+    let size_and_space = file.metadata().map(|about| (about.len(), about.blocks().saturating_mul(512)));
+    let (size, space) = size_and_space.unwrap_or((0, 0));
+    let missing_of_file = size.max(end).saturating_sub(space);
+    let seek = |at: u64, what| {
+        let at = libc::off_t::try_from(at).ok()?;
+        // SAFETY: the arguments are plain numbers.
+        u64::try_from(unsafe { libc::lseek(file.as_raw_fd(), at, what) }).ok()
+    };
+    let (mut at, mut missing) = (offset, 0);
+    while at < end {
+        // Without further data there is only a hole.
+        let data = seek(at, libc::SEEK_DATA).unwrap_or(end).clamp(at, end);
+        missing += data - at;
+        at = if data < end { seek(data, libc::SEEK_HOLE).unwrap_or(end).max(data + 1) } else { end };
+    }
+    missing.min(missing_of_file)
 }
 
 fn fill_in_steps(file: &File, offset: u64, len: u64) -> io::Result<()> {
@@ -160,6 +191,7 @@ fn about_huge_pages(len: usize, page: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::FileExt;
 
     #[test]
     fn only_mode_2_is_strict() {
@@ -179,14 +211,33 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "no files there")]
+    fn holes_of_a_part_are_missing() {
+        let path = std::env::temp_dir().join(format!("mooncake-holes-{}", std::process::id()));
+        let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let page = 64 << 10;
+        assert_eq!(missing_bytes(&file, 0, 4 * page), 4 * page, "the file is empty");
+        file.set_len(4 * page).unwrap();
+        for part in [1, 3] {
+            file.write_all_at(&[7; 64 << 10], part * page).unwrap();
+        }
+        for (offset, len, missing) in [(0, 4, 2), (1, 1, 0), (2, 1, 1), (2, 9, 1 + 7)] {
+            assert_eq!(missing_bytes(&file, offset * page, len * page), missing * page, "{offset} {len}");
+        }
+        fill_in_steps(&file, 0, 4 * page).unwrap();
+        assert_eq!(missing_bytes(&file, 0, 4 * page), 0, "allocated without bytes");
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "no files there")]
     fn a_file_that_cannot_be_filled_keeps_its_length() {
         let path = std::env::temp_dir().join(format!("mooncake-fill-{}", std::process::id()));
         let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
         file.set_len(4096).unwrap();
         // Found before anything is allocated: other tests need the space.
-        assert_eq!(check_space(&file, 1 << 62).unwrap_err().raw_os_error(), Some(libc::ENOSPC));
-        check_space(&file, 10_000).unwrap();
+        assert_eq!(check_space(&file, 0, 1 << 62).unwrap_err().raw_os_error(), Some(libc::ENOSPC));
+        check_space(&file, 0, 10_000).unwrap();
         let error = fill(&file, 0, 1 << 62, page_size()).unwrap_err();
         assert_eq!(error.code(), ErrorCode::FileWriteFail);
         assert_eq!(file.metadata().unwrap().len(), 4096);

@@ -57,6 +57,7 @@ __all__ = [
     "_stop_log",
     "add_up_rows",
     "bind_to_numa_node",
+    "check_memory",
     "cuda_missing",
     "device_of",
     "get_alloc_func_addr",
@@ -1003,6 +1004,7 @@ def local_topology(devices: str) -> str:
     restrict the devices, as the environment does.
     """
 
+def check_memory(size: int) -> None: ...
 def bind_to_numa_node(node: int) -> None:
     """Binds the calling thread to the processors of a NUMA node and prefers the node's memory.
     Failures are logged as warnings.

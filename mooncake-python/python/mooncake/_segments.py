@@ -15,6 +15,8 @@ import os
 import re
 from collections.abc import Sequence
 
+from ._mooncake import check_memory
+
 # Length of a blob in bytes. Collectives need the same length on all ranks.
 BLOB = 512
 # Name of the files, which other descriptors do not have.
@@ -167,9 +169,8 @@ def _new_file(size: int) -> int:
 
     Without the allocation, a later access for which there is no memory would end the process.
     """
-    # The kernel would end processes to allocate more than the machine has.
-    if size > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
-        raise RuntimeError(f"cannot allocate {size} bytes of shared memory: the machine has less")
+    # The kernel would end processes to allocate more than the host and the control groups have.
+    check_memory(size)
     try:
         fd = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     except OSError as error:

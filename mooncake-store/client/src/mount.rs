@@ -111,7 +111,7 @@ impl<T: Transport> Inner<T> {
                 match HostMemory::with(len, &shared) {
                     Ok(memory) => return Ok(memory),
                     Err(error) => {
-                        tracing::debug!(%error, "no shared memory for a segment; private memory it is");
+                        tracing::warn!(%error, "no shared memory for a segment, so other processes reach it over TCP");
                     }
                 }
             }

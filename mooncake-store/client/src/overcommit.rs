@@ -2,17 +2,15 @@
 
 use std::fmt;
 use std::fs::File;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use mooncake_core::fault_injection::is_planted;
-use mooncake_core::memory::{HugePages, MemoryLimit, check_free_memory, memory_limits, numa_node_limit};
+use mooncake_core::memory::{
+    HugePages, MemoryLimit, check_free_memory, missing_file_memory, numa_node_limit, unpromised_limits,
+};
 use mooncake_core::{Error, ErrorCode, Result};
 
 use crate::config::ClientConfig;
-
-/// Type of tmpfs in `statfs`.
-const TMPFS: i64 = 0x0102_1994;
 
 /// Memory that a client is about to allocate, in bytes.
 #[derive(Clone, Copy, Debug, Default)]
@@ -75,12 +73,7 @@ impl ClientConfig {
     /// Checks the memory of a segment file as [`check_memory`](Self::check_memory) does, if the
     /// file lies in memory (tmpfs). Allocated pages of the file need no more memory.
     pub(crate) fn check_file_memory(&self, file: &File, len: u64) -> Result<()> {
-        let in_memory = rustix::fs::fstatfs(file).is_ok_and(|about| about.f_type == TMPFS);
-        let allocated = file.metadata().map_or(0, |about| about.blocks().saturating_mul(512));
-        let missing = len.saturating_sub(allocated);
-        if !in_memory {
-            return Ok(());
-        }
+        let missing = missing_file_memory(file, 0, len);
         self.refuse_beyond_limits(0, Demand { segment: missing, ..Demand::default() })
     }
 
@@ -104,7 +97,7 @@ impl ClientConfig {
         if self.allow_overcommit || demand.total() == 0 || is_planted("overcommit") {
             return Ok(());
         }
-        let mut limits = memory_limits(Path::new("/"));
+        let mut limits = unpromised_limits();
         limits.extend(self.memory.numa_node.and_then(|node| numa_node_limit(Path::new("/"), node)));
         check(&limits, held, demand)
     }
@@ -135,6 +128,7 @@ fn check(limits: &[MemoryLimit], held: u64, demand: Demand) -> Result<()> {
 mod tests {
     use super::*;
     use crate::config::{HotCacheConfig, OffloadConfig, SegmentFile};
+    use mooncake_core::memory::memory_limits;
 
     fn tree(files: &[(&str, &str)]) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
@@ -256,7 +250,7 @@ mod tests {
     #[test]
     fn pages_of_a_file_in_memory_count_unless_they_are_allocated() {
         let Ok(file) = tempfile::tempfile_in("/dev/shm") else { return };
-        if !rustix::fs::fstatfs(&file).is_ok_and(|about| about.f_type == TMPFS) {
+        if missing_file_memory(&file, 0, 1) == 0 {
             return;
         }
         checked().check_file_memory(&file, 1 << 20).unwrap();
