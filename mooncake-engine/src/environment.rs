@@ -7,7 +7,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use mooncake_core::settings::values::{
-    LONGEST_TIME, Parsed, any, bytes, number, optional, seconds_within, unless_off, within,
+    LONGEST_TIME, Parsed, any, bytes_within, millis_within, number, optional, seconds_within, switch,
+    unless_off, within,
 };
 use mooncake_core::settings::{Environment, Setting, apply};
 use mooncake_core::{set, settings};
@@ -33,8 +34,8 @@ pub const VARIABLES: &[Setting<TransferEngineBuilder>] = settings! {
     MC_CONNECTION_BYTES: ""
         => set!(|engine, text| engine.connection_bytes = Some(connection_bytes(text)?)),
     /// Use the port in the name of the engine as handshake port (random without one), and its host
-    /// as published address
-    MC_LEGACY_RPC_PORT_BINDING: "" => set!(|engine, _text| engine.port_of_name = true),
+    /// as published address, unless off
+    MC_LEGACY_RPC_PORT_BINDING: "" => set!(port_of_name = unless_off),
     /// Address of this host at which every port of an engine or a client listens; 0.0.0.0 or :: for
     /// all; if empty, loopback for a loopback name, else all
     MC_BIND_ADDRESS: "" => set!(bind_address = any),
@@ -42,8 +43,8 @@ pub const VARIABLES: &[Setting<TransferEngineBuilder>] = settings! {
     /// listen at `MC_BIND_ADDRESS`
     MC_TCP_BIND_ADDRESS: "first address of an active interface"
         => set!(|engine, text| engine.published_host = Some(address(text)?)),
-    /// Use IPv6 for the handshake port and the published address
-    MC_USE_IPV6: "" => set!(|engine, _text| engine.handshake.ipv6 = true),
+    /// Use IPv6 for the handshake port and the published address, unless off
+    MC_USE_IPV6: "" => set!(handshake.ipv6 = unless_off),
     /// Handshake port of a peer whose name has none
     MC_HANDSHAKE_PORT: "12001"
         => set!(|engine, text| engine.handshake.limits.default_port = within(text, 1, 65535)?),
@@ -59,7 +60,7 @@ pub const VARIABLES: &[Setting<TransferEngineBuilder>] = settings! {
         => set!(|engine, text| engine.handshake.limits.connect_timeout = seconds_within(text, 1, 3599)?),
     /// Maximum size of a handshake message in bytes (1048576 to 134217728)
     MC_HANDSHAKE_MAX_LENGTH: "1048576"
-        => set!(|engine, text| engine.handshake.limits.max_len = within(text, 1 << 20, 128 << 20)?),
+        => set!(|engine, text| engine.handshake.limits.max_len = bytes_within(text, 1 << 20, 128 << 20)?),
     /// Cluster id in the keys of a metadata service that several clusters share
     MC_METADATA_CLUSTER_ID: "" => set!(options.cluster_id = any),
     /// User of the metadata service in Redis
@@ -70,17 +71,16 @@ pub const VARIABLES: &[Setting<TransferEngineBuilder>] = settings! {
     MC_REDIS_DB_INDEX: "0" => set!(options.redis.database = number),
     /// Token of the metadata service over HTTP
     MC_METADATA_HTTP_TOKEN: "" => set!(options.token = any),
-    /// Look up a segment each time it is opened, not once
-    MC_DISABLE_METACACHE: "" => set!(|engine, _text| engine.cache_descriptors = false),
+    /// Look up a segment each time it is opened, not once, unless off
+    MC_DISABLE_METACACHE: "" => set!(|engine, text| engine.cache_descriptors = !unless_off(text)?),
     /// Seconds between two refreshes of all opened segments; 0 for none
     MC_TE_METADATA_REFRESH_INTERVAL_SECONDS: "0"
         => set!(|engine, text| engine.refresh = Some(seconds_within(text, 0, u32::MAX.into())?).filter(|time| !time.is_zero())),
-    /// Use TCP only, unless 0, false, no or off
+    /// Use TCP only, unless off
     MC_FORCE_TCP: "" => set!(force_tcp = unless_off),
-    /// Use RDMA, and fail without it, unless 0, false, no or off; `MC_FORCE_TCP` takes precedence
+    /// Use RDMA, and fail without it, unless off; `MC_FORCE_TCP` takes precedence
     MC_FORCE_HCA: "" => set!(force_rdma = unless_off),
-    /// Use NVLink for every protocol, also to other hosts of the NVLink fabric, unless 0, false, no
-    /// or off
+    /// Use NVLink for every protocol, also to other hosts of the NVLink fabric, unless off
     MC_FORCE_MNNVL: "" => set!(gpu.force = unless_off),
     /// Use NVLink within hosts only, by CUDA IPC; the protocol in descriptors is `nvlink_intra`
     MC_INTRANODE_NVLINK | MC_INTRA_NVLINK: "" => set!(gpu.intra_node = unless_off),
@@ -94,9 +94,8 @@ pub const VARIABLES: &[Setting<TransferEngineBuilder>] = settings! {
     /// RDMA devices not to use
     MC_TE_FILTERS_EXCLUDE: ""
         => set!(|engine, text| engine.discovery = std::mem::take(&mut engine.discovery).without(text.split(','))),
-    /// Log metrics periodically: 1, true, yes or on
-    MC_TE_METRIC: ""
-        => set!(|engine, text| engine.summary = ["1", "true", "yes", "on"].iter().any(|on| text.eq_ignore_ascii_case(on))),
+    /// Log metrics periodically
+    MC_TE_METRIC: "" => set!(summary = switch),
     /// Seconds between two lines of metrics (1 to 86400)
     MC_TE_METRIC_INTERVAL_SECONDS: "5"
         => set!(|engine, text| engine.summary_interval = seconds_within(text, 1, 86400)?),
@@ -145,7 +144,7 @@ pub const VARIABLES: &[Setting<TransferEngineBuilder>] = settings! {
     /// previous message
     MC_SLICE_SIZE: "65536" => set!(|engine, text| {
         let rdma = rdma(engine);
-        rdma.slice_bytes = within(text, 1, 1 << 30)?;
+        rdma.slice_bytes = bytes_within(text, 1, 1 << 30)?;
         rdma.fragment_bytes = rdma.slice_bytes / 4;
     }),
     /// Divisor of the message size that gives the largest joined remainder (1 to 65535)
@@ -161,8 +160,8 @@ pub const VARIABLES: &[Setting<TransferEngineBuilder>] = settings! {
     /// Milliseconds without a new attempt on a path whose connection failed (0 to 600000); requests
     /// for it fail at once
     MC_CONN_PAUSE_TTL_MS: "0"
-        => set!(|engine, text| rdma(engine).connect_pause = Duration::from_millis(within(text, 0, 600_000)?)),
-    /// Use `MC_NIC_PEER_AFFINITY`, unless 0, false, no or off
+        => set!(|engine, text| rdma(engine).connect_pause = millis_within(text, 0, 600_000)?),
+    /// Use `MC_NIC_PEER_AFFINITY`, unless off
     MC_ENABLE_HCA_PEER_AFFINITY: "" => set!(|engine, text| engine.partners.0 = unless_off(text)?),
     /// Preferred remote devices, `local=remote,remote;local=remote`; without an entry, the device
     /// of the same name
@@ -173,7 +172,7 @@ pub const VARIABLES: &[Setting<TransferEngineBuilder>] = settings! {
     /// Maximum size of one registration in bytes (at least 4096), limited by the device; longer
     /// memory is registered in parts
     MC_MAX_MR_SIZE: "1099511627776"
-        => set!(|engine, text| rdma(engine).region_bytes = within(text, 4096, u64::MAX)?),
+        => set!(|engine, text| rdma(engine).region_bytes = bytes_within(text, 4096, u64::MAX)?),
     /// Address of the handshake port for RDMA peers, if it differs from the published one
     MC_RDMA_BIND_ADDRESS: "" => set!(|engine, text| rdma(engine).server_name = address(text)?),
 };
@@ -264,10 +263,7 @@ fn partners(text: &str) -> Parsed<Vec<(String, Vec<String>)>> {
 }
 
 fn connection_bytes(text: &str) -> Parsed<u64> {
-    match bytes(text)? {
-        0..0x10_0000 => Err("must be at least 1MB".into()),
-        limit => Ok(limit),
-    }
+    bytes_within(text, 1 << 20, u64::MAX)
 }
 
 fn address(text: &str) -> Parsed<String> {

@@ -106,9 +106,10 @@ pub fn switch(text: &str) -> Parsed<bool> {
     }
 }
 
-/// Parses a variable that switches something on unless its text is 0, false, no or off.
+/// Parses a variable that switches something on by its presence, as in Mooncake C++, unless
+/// [`switch`] reads its text as false.
 pub fn unless_off(text: &str) -> Parsed<bool> {
-    Ok(!["0", "false", "no", "off"].iter().any(|off| text.eq_ignore_ascii_case(off)))
+    Ok(switch(text).unwrap_or(true))
 }
 
 /// Parses a number from 0 to 1.
@@ -134,6 +135,15 @@ pub fn seconds_within(text: &str, least: u64, most: u64) -> Parsed<Duration> {
     let time = seconds(text)?;
     if time < Duration::from_secs(least) || time > Duration::from_secs(most) {
         return Err(format!("{} is not from {least} to {most}", time.as_secs_f64()));
+    }
+    Ok(time)
+}
+
+/// Parses a time in milliseconds or with a unit, from `least` to `most` milliseconds.
+pub fn millis_within(text: &str, least: u64, most: u64) -> Parsed<Duration> {
+    let time = millis(text)?;
+    if time < Duration::from_millis(least) || time > Duration::from_millis(most) {
+        return Err(format!("{} is not from {least} to {most}", time.as_millis()));
     }
     Ok(time)
 }
@@ -190,6 +200,16 @@ pub fn bytes(text: &str) -> Parsed<u64> {
     if (0.0..LARGEST_SIZE as f64).contains(&bytes) { Ok(bytes as u64) } else { Err(too_large()) }
 }
 
+/// Parses a size from `least` to `most` bytes.
+pub fn bytes_within<T>(text: &str, least: T, most: T) -> Parsed<T>
+where
+    T: TryFrom<u64> + PartialOrd + Display,
+{
+    let bytes = bytes(text)?;
+    let size = T::try_from(bytes).ok().filter(|size| (&least..=&most).contains(&size));
+    size.ok_or_else(|| format!("{bytes} is not from {least} to {most}"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -233,6 +253,15 @@ mod tests {
         for (text, is_on) in [("TRUE", true), (" on ", true), ("Enabled", true), ("disable", false)] {
             assert_eq!(switch(text), Ok(is_on), "{text}");
         }
+        for (text, is_on) in
+            [(" False ", false), ("n", false), ("disabled", false), ("1", true), ("2MB", true)]
+        {
+            assert_eq!(unless_off(text), Ok(is_on), "{text}");
+        }
+        assert_eq!(bytes_within("64KB", 1, 1 << 16), Ok(1 << 16));
+        assert_eq!(bytes_within("65 KB", 1, 1 << 16).unwrap_err(), "66560 is not from 1 to 65536");
+        assert_eq!(millis_within("5s", 0, 5000), Ok(Duration::from_secs(5)));
+        assert_eq!(millis_within("6s", 0, 5000).unwrap_err(), "6000 is not from 0 to 5000");
     }
 
     #[test]

@@ -19,7 +19,7 @@ from typing import Any
 from aiohttp import web
 
 from mooncake._connections import ALLOWED_HOSTS, Connections, metrics_page, raise_descriptor_limit
-from mooncake._sizes import parse_number, parse_size, port
+from mooncake._sizes import parse_number, parse_size, parse_switch, parsed, port
 
 _LOG = logging.getLogger(__name__)
 # Longest value. A segment's descriptor may get that long.
@@ -194,7 +194,9 @@ class KVBootstrapServer:
     def _check_host(self) -> None:
         if self._token or _is_loopback(self.host):
             return
-        if os.environ.get("MC_METADATA_HTTP_ALLOW_INSECURE", "").lower() in ("1", "true", "yes", "on"):
+        variable = "MC_METADATA_HTTP_ALLOW_INSECURE"
+        is_allowed = os.environ.get(variable, "")
+        if is_allowed and parsed(parse_switch, {variable: is_allowed}, variable, ""):
             _LOG.warning("metadata server listens without a token. host=%s", self.host)
             return
         raise RuntimeError(

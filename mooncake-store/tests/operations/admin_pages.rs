@@ -522,8 +522,12 @@ async fn everything_can_be_removed() {
     let removed = |count: u64| (200, format!(r#"{{"success":true,"removed_count":{count}}}"#));
     let path = "/api/v1/remove_all";
     assert_eq!(http(at, "POST", path, "").await, removed(3), "not what somebody reads");
-    assert_eq!(http(at, "POST", &format!("{path}?force=yes"), "").await, removed(0));
-    assert_eq!(http(at, "POST", &format!("{path}?force=1&tenant_id=t"), "").await, removed(1));
+    for no in ["force=no", "force=False", "force="] {
+        assert_eq!(http(at, "POST", &format!("{path}?{no}"), "").await, removed(0), "{no}");
+    }
+    let (status, text) = http(at, "POST", &format!("{path}?force=maybe"), "").await;
+    assert!(status == 400 && text.contains("force=maybe"), "{text}");
+    assert_eq!(http(at, "POST", &format!("{path}?force=True&tenant_id=t"), "").await, removed(1));
     assert_eq!(http(at, "GET", "/get_all_keys", "").await, (200, String::new()));
     server.stop().await;
 }

@@ -125,6 +125,10 @@ Generated from the tables of settings by `cargo xtask docs`; do not edit. An emp
 as unset. [unread-variables.md](unread-variables.md) lists variables of Mooncake C++ that are not
 read.
 
+A switch is on for `true`, `t`, `1`, `yes`, `y`, `on`, `enable` and `enabled`, and off for `false`,
+`f`, `0`, `no`, `n`, `off`, `disable` and `disabled`, in upper or lower case. \"Unless off\" means
+that every other text switches on, too, as in Mooncake C++.
+
 ```sh
 mooncake_master --print_config    # each value of the master and its origin
 ```

@@ -14,7 +14,7 @@ use axum::routing::get;
 use axum::{Extension, Router};
 use mooncake_core::meta::{Expect, MemoryLimits, MetadataBackend};
 use mooncake_core::settings::Setting;
-use mooncake_core::settings::values::{Parsed, any, within};
+use mooncake_core::settings::values::{Parsed, any, bytes_within, switch, within};
 use mooncake_core::{Error, ErrorKind, Result, set, settings};
 use mooncake_transport::bind_address::loopback_address;
 use mooncake_transport::http_server::{BodyLimit, Content, Refusal, parameter};
@@ -147,15 +147,14 @@ impl ServerSettings {
 pub const VARIABLES: &[Setting<ServerSettings>] = settings! {
     /// Token that requests for entries must have, as `Authorization: Bearer <token>`
     MC_METADATA_HTTP_TOKEN: "" => set!(pages.token = any),
-    /// Listen without a token at addresses that other hosts reach: 1, true, yes or on
-    MC_METADATA_HTTP_ALLOW_INSECURE: ""
-        => set!(|server, text| server.allow_insecure = ["1", "true", "yes", "on"].iter().any(|on| text.eq_ignore_ascii_case(on))),
+    /// Listen without a token at addresses that other hosts reach
+    MC_METADATA_HTTP_ALLOW_INSECURE: "" => set!(allow_insecure = switch),
     /// Maximum number of entries
     MC_METADATA_MAX_KEYS: "262144" => set!(limits.entries = positive),
     /// Maximum number of bytes of all keys and values
-    MC_METADATA_MAX_TOTAL_BYTES: "1073741824" => set!(limits.bytes = positive),
+    MC_METADATA_MAX_TOTAL_BYTES: "1073741824" => set!(limits.bytes = size),
     /// Maximum number of bytes of a value
-    MC_METADATA_MAX_BODY_BYTES: "16777216" => set!(pages.max_value = positive),
+    MC_METADATA_MAX_BODY_BYTES: "16777216" => set!(pages.max_value = size),
     /// Maximum number of values that are received at once; others wait; no limit without it
     MC_METADATA_MAX_CONCURRENT_PUTS: ""
         => set!(|server, text| server.pages.concurrent_puts = Some(positive(text)?)),
@@ -163,6 +162,10 @@ pub const VARIABLES: &[Setting<ServerSettings>] = settings! {
 
 fn positive(text: &str) -> Parsed<usize> {
     within(text, 1, usize::MAX)
+}
+
+fn size(text: &str) -> Parsed<usize> {
+    bytes_within(text, 1, usize::MAX)
 }
 
 /// Refuses a request without the token, before its key is examined.

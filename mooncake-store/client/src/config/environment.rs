@@ -65,13 +65,13 @@ impl ClientEnvironment {
         MC_STORE_CLIENT_MIN_PORT: "12300" => set!(dependent.first_port = number),
         /// Last port of the range for client names
         MC_STORE_CLIENT_MAX_PORT: "14300" => set!(dependent.last_port = number),
-        /// Use huge pages for memory, unless 0, false, no or off
+        /// Use huge pages for memory, unless off
         MC_STORE_USE_HUGEPAGE: "" => set!(dependent.use_huge_pages = unless_off),
         /// Size of a huge page
         MC_STORE_HUGEPAGE_SIZE: "2MB" => set!(dependent.huge_page_bytes = bytes),
-        /// Use TCP between clients of one host, and share no memory, unless 0, false, no or off
+        /// Use TCP between clients of one host, and share no memory, unless off
         MC_FORCE_TCP: "" => set!(|client, text| client.config.share_memory = !unless_off(text)?),
-        /// Store values with a checksum and verify it, unless 0, false, no or off
+        /// Store values with a checksum and verify it, unless off
         MOONCAKE_STORE_CHECKSUM: "" => set!(config.checksum = unless_off),
         /// File on tmpfs or hugetlbfs that holds the segment, so that objects outlive the process
         /// (`docs/ha.md`)
@@ -84,10 +84,9 @@ impl ClientEnvironment {
         MOONCAKE_FS_ROOTS: "" => set!(config.fs_roots = roots),
         /// Permissions of shared files, in octal (`docs/disk.md`)
         MOONCAKE_FILE_MODE: "640" => set!(config.file_mode = number),
-        /// Accept a segment larger than the memory of the host and its control groups, unless 0,
-        /// false, no or off
+        /// Accept a segment larger than the memory of the host and its control groups, unless off
         MOONCAKE_ALLOW_OVERCOMMIT: "" => set!(config.allow_overcommit = unless_off),
-        /// Count metrics of a store (`docs/metrics.md`), unless 0, false, no or off
+        /// Count metrics of a store (`docs/metrics.md`), unless off
         MC_STORE_CLIENT_METRIC: "1" => set!(config.metrics = unless_off),
         /// Seconds between two summaries of the metrics in the log; 0 for none
         MC_STORE_CLIENT_METRIC_INTERVAL: "0"
@@ -97,13 +96,12 @@ impl ClientEnvironment {
         /// Consequence of an own address that does not lead to this client, as the master finds
         /// after a mount: off, warn or refuse
         MOONCAKE_ADDRESS_CHECK: "warn" => set!(config.address_check = number),
-        /// Copy bytes between clients of one process without a transport, unless 0, false, no or
-        /// off
+        /// Copy bytes between clients of one process without a transport, unless off
         MC_STORE_MEMCPY: "" => set!(config.copy_in_process = unless_off),
         /// NUMA node of the memory
         MC_STORE_NUMA_SOCKET_ID: ""
             => set!(|client, text| client.config.memory.numa_node = Some(number(text)?)),
-        /// Read remote replicas on RDMA before those on TCP, unless 0, false, no or off
+        /// Read remote replicas on RDMA before those on TCP, unless off
         MC_STORE_REPLICA_SCORING: "" => set!(config.score_replicas = unless_off),
         /// Timeout of one call in milliseconds, at most 25000; default 20000, for `mooncake_client`
         /// 5000
@@ -149,16 +147,16 @@ impl ClientEnvironment {
         /// Milliseconds of a loan to a reader, at least 1000
         MOONCAKE_OFFLOAD_CLIENT_BUFFER_GC_TTL_MS: "5000" => set!(disk.lend = positive_millis),
         /// Let existence checks with `ExistOptions` prefetch objects from disks (`docs/disk.md`),
-        /// unless 0, false, no or off
+        /// unless off
         MOONCAKE_ENABLE_SSD_PREFETCH: "" => set!(config.prefetch.on_exist = unless_off),
         /// Seconds without prefetches from the own disk after memory had no space; 0 for none
         MOONCAKE_SSD_PREFETCH_COOLDOWN_SEC: "5" => set!(config.prefetch.cooldown = seconds),
         /// Seconds in which an object is prefetched once at most; 0 for no limit
         MOONCAKE_SSD_PREFETCH_DEDUP_TTL_SEC: "30" => set!(config.prefetch.dedup = seconds),
         /// Start a master inside the process of a Python store, for tests; the address of the
-        /// master is ignored then (`docs/python.md`), unless 0, false, no or off
+        /// master is ignored then (`docs/python.md`), unless off
         MOONCAKE_ENABLE_EMBEDDED_MASTER: "" => set!(embedded_master = unless_off),
-        /// Use io_uring where the kernel allows it, unless 0, false, no or off; otherwise threads
+        /// Use io_uring where the kernel allows it, unless off; otherwise threads
         MOONCAKE_OFFLOAD_USE_URING | MOONCAKE_USE_URING: ""
             => set!(|client, text| client.disk.threads = !unless_off(text)?),
     };

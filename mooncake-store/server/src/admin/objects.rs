@@ -8,10 +8,11 @@ use axum::extract::{RawQuery, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 use mooncake_core::ErrorCode;
+use mooncake_core::settings::values::switch;
 
 use super::answers::{Explained, Failure, Found, MemoryReplica, Removed};
 use super::query::{decoded, form_bytes, form_text, raw};
-use super::reply::{Shared, failure, page, text, text_failure, text_stream};
+use super::reply::{Shared, bad_request, failure, page, text, text_failure, text_stream};
 use crate::state::State as MasterState;
 use mooncake_master::MissCause;
 use mooncake_protocol::api::DEFAULT_TENANT;
@@ -152,17 +153,23 @@ impl KeyList {
     post,
     path = "/api/v1/remove_all",
     params(
-        ("force" = Option<String>, Query, description = "`true` or `1` to remove objects with a lease, too"),
+        ("force" = Option<String>, Query, description = "`true` to remove objects with a lease, too"),
         ("tenant_id" = Option<String>, Query, description = "Tenant; all tenants if absent")
     ),
-    responses((status = 200, body = Removed), (status = 500, body = Failure))
+    responses((status = 200, body = Removed), (status = 400, body = Failure), (status = 500, body = Failure))
 )]
 pub(super) async fn remove_all(
     State(state): Shared,
     RawQuery(query): RawQuery,
     Extension(turns): Extension<Turns>,
 ) -> Response {
-    let force = matches!(raw(query.as_deref(), "force"), Some("true" | "1"));
+    let force = match form_text(query.as_deref(), "force").map(|text| (switch(&text), text)) {
+        None => false,
+        Some((Ok(force), _)) => force,
+        Some((Err(reason), text)) => {
+            return bad_request(&format!("cannot remove objects: {reason}. force={text}"));
+        }
+    };
     let tenant = form_text(query.as_deref(), "tenant_id");
     let Some(permit) = turns.acquire(&state.long_calls.removals).await else {
         return failure(StatusCode::INTERNAL_SERVER_ERROR, ErrorCode::InternalError);
