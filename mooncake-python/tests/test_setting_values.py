@@ -256,7 +256,7 @@ def test_times_of_setup():
 def test_times_with_units_in_setup(master):
     store = MooncakeDistributedStore()
     times = {"ssd_prefetch_cooldown_sec": "5s", "ssd_prefetch_dedup_ttl_sec": "1m", "rpc_timeout_ms": "5 s"}
-    sizes = {"global_segment_size": "0x1000000", "local_buffer_size": "1.6777216e7"}
+    sizes = {"global_segment_size": "16777216", "local_buffer_size": "1.6777216e7"}
     address = {"local_hostname": "127.0.0.1", "master_server_addr": master.address, "client_http_port": "0x2454"}
     assert store.setup(settings(**times, **sizes, **address)) == 0, store.last_error()
     store.close()

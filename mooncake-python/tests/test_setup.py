@@ -334,7 +334,7 @@ def test_empty_settings_count_as_absent(master, tmp_path):
     assert (config.client_http_port, config.tenant_id) == (9300, "default")
 
 
-@pytest.mark.parametrize("size", ["", " ", "0x", "sixteen", "-1", "nan", "1e400", "16 XB"])
+@pytest.mark.parametrize("size", ["", " ", "0x", "0x1000000", "sixteen", "-1", "nan", "1e400", "16 XB"])
 @pytest.mark.parametrize("name", ["global_segment_size", "local_buffer_size"])
 def test_sizes_that_mean_nothing_are_refused_by_name(master, tmp_path, monkeypatch, name, size):
     store = MooncakeDistributedStore()

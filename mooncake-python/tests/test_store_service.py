@@ -289,13 +289,13 @@ def test_signals():
     ("text", "size"),
     [(7, 7), (True, 1), (1.9, 1), ("1.5gb", 3 << 29), (" 2 KB ", 2048), ("1e9", 10**9), ("1.5", 1), ("3b", 3), ("1T", 1 << 40), ("-4k", -4096),
      ("16MiB", 1 << 24), ("16 mib", 1 << 24), ("16_777_216", 1 << 24), ("1.6777216e7", 1 << 24), ("+33554432", 1 << 25),
-     ("0x1000000", 1 << 24), ("+0X10 KB", 16 << 10), ("9_007_199_254_740_993", 9007199254740993)],
+     ("9_007_199_254_740_993", 9007199254740993)],
 )
 def test_sizes(text, size):
     assert _parse_segment_size(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "kb", " ", "x", "1x", "0x", "--1", "1.2.3", None, [], "inf", float("nan"), "1 2"])
+@pytest.mark.parametrize("text", ["", "kb", " ", "x", "1x", "0x", "0x1000000", "+0X10 KB", "--1", "1.2.3", None, [], "inf", float("nan"), "1 2"])
 def test_wrong_sizes(text):
     with pytest.raises(ValueError):
         _parse_segment_size(text)

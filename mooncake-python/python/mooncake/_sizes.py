@@ -69,6 +69,15 @@ def parse_size(size: int | str) -> int:
     return int(count)
 
 
+def parse_memory_size(size: int | str) -> int:
+    """Returns the size of a store's memory like `parse_size`. A hexadecimal size is refused,
+    because it is likely to be an address.
+    """
+    if isinstance(size, str) and size.strip().lstrip("+").lower().startswith("0x"):
+        raise ValueError(f"invalid size: {size!r}; expected a decimal size such as 1048576, 512MB or 4 GB")
+    return parse_size(size)
+
+
 def parse_number(value: int | str, least: int, most: int) -> int:
     """Returns a whole number, which may be hexadecimal text. Raises `ValueError` for another value.
     """

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mooncake._sizes import SIZES, parse_size, parse_switch, parsed, port
+from mooncake._sizes import SIZES, parse_memory_size, parse_switch, parsed, port
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ def _parse_segment_size(value: Any) -> int:
         return value
     if isinstance(value, str):
         text = value.strip()
-        return -parse_size(text[1:]) if text.startswith("-") else parse_size(text)
+        return -parse_memory_size(text[1:]) if text.startswith("-") else parse_memory_size(text)
     if isinstance(value, float) and math.isfinite(value):
         return int(value)
     raise ValueError(f"invalid size: {value!r}; expected a number of bytes, or a text such as 64MB or 1.5g")

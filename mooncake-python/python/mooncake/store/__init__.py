@@ -33,7 +33,7 @@ from mooncake._mooncake import (
     get_alloc_func_addr,
     get_free_func_addr,
 )
-from mooncake._sizes import SIZES, parse_millis, parse_size, parse_switch, parsed, port
+from mooncake._sizes import SIZES, parse_memory_size, parse_millis, parse_switch, parsed, port
 from mooncake._tensors import TensorCalls, _deserialize_tensor, _serialize_tensor, _tensor_metadata_size
 from mooncake._types import (
     ObjectDataType,
@@ -278,7 +278,7 @@ class MooncakeDistributedStore(TensorCalls):
             if not texts.get(name):
                 return self._note(_INVALID_PARAMS, f"setup: {name} is missing")
         try:
-            segment, buffer = (parsed(parse_size, texts, name, str(16 * _MIB)) for name in SIZES)
+            segment, buffer = (parsed(parse_memory_size, texts, name, str(16 * _MIB)) for name in SIZES)
             serve = parsed(parse_switch, texts, "enable_client_http_server", "false")
             offload = parsed(parse_switch, texts, "enable_ssd_offload", "false")
             http_port = parsed(port, texts, "client_http_port", "9300")
