@@ -162,6 +162,10 @@ async fn a_put_that_can_only_be_refused_does_not_wait() {
         assert!(error.to_string().contains("hard-pinned"), "{error}");
         assert_eq!(upserted("full", size).await.unwrap(), PutOutcome::Stored);
         assert!(client.get("full").await.unwrap().unwrap() == value(2, size), "other bytes");
+        // Nor does an object help that leaves a segment which is too small.
+        let _small = connect(256 << 10).await.unwrap();
+        client.put("ordinary", &value(3, 100 << 10)[..]).await.unwrap();
+        refused(512 << 10, "hard-pinned").await;
     }
 }
 

@@ -612,6 +612,25 @@ fn remove_all_of_one_tenant_leaves_the_disks_of_others() {
 }
 
 #[test]
+fn objects_of_unregistered_tenants_leave_disks() {
+    let rig = Rig::with(MasterOptions {
+        disks: Some(DiskOptions::default()),
+        tenants: Some(vec![TenantQuota { name: "one".into(), bytes: MIB }]),
+        ..MasterOptions::default()
+    });
+    rig.offer(1);
+    rig.master.disk_work(client(1), true, 0).unwrap();
+    let item = |tenant: &str| OffloadItem { tenant: tenant.into(), key: b"k".into(), size: 100 };
+    let items = ["one", "gone"].map(item);
+    rig.master.report_offloaded(client(1), 0, &items, &[place(1, 100), place(1, 100)]).unwrap();
+    let first = rig.master.disk_work(client(1), false, 0).unwrap();
+    let next = rig.master.disk_work(client(1), false, first.number).unwrap();
+    let dropped = first.dropped.iter().chain(&next.dropped);
+    assert_eq!(dropped.map(|item| (&*item.tenant, &*item.key)).collect::<Vec<_>>(), [("gone", &b"k"[..])]);
+    assert_eq!(rig.replicas_of("one\0k").1, on(1));
+}
+
+#[test]
 fn what_is_read_often_comes_back() {
     let promotion = Some(PromotionOptions { per_heartbeat: 8, ..PromotionOptions::default() });
     let rig = Rig::with_disks(DiskOptions { promotion, ..DiskOptions::default() });

@@ -374,6 +374,42 @@ async fn check(change: &Change, with_snapshot: bool) {
     }
 }
 
+/// A master with the snapshot of an earlier master takes no object of a master between them, and
+/// says so.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn objects_of_unknown_masters_are_counted() {
+    let change = Change { with: SNAPSHOTS, ..retained("snapshot_local_path", "{dir}/one", "{dir}/two", "") };
+    let cluster = Cluster::new(false);
+    let end = |mut master: Process| {
+        master.signal("-TERM");
+        master.ended();
+    };
+    let first = cluster.start(&change, 0);
+    eventually("the first master serves", PATIENCE, async || {
+        cluster.metric("master_allocated_bytes").is_some()
+    })
+    .await;
+    end(first);
+    let second = cluster.start(&change, 1);
+    let owner = cluster.builder(&change, SEGMENT).connect().await.unwrap();
+    for number in 0..OBJECTS {
+        owner.put(key(number), tagged(number, 1, 5000)).await.unwrap();
+    }
+    eventually("every object would outlive the master", PATIENCE, async || {
+        owner.status().lasting_objects().await == OBJECTS as usize
+    })
+    .await;
+    end(second);
+    let _third = cluster.start(&change, 0);
+    eventually("each object is counted as dropped", PATIENCE, async || {
+        let log = std::fs::read_to_string(cluster.log(0)).unwrap();
+        dropped_in(&log, "the snapshot does not know dropped") == OBJECTS
+    })
+    .await;
+    assert_eq!(hits(&owner).await, 0);
+    owner.close().await.unwrap();
+}
+
 fn key(number: u64) -> String {
     format!("key {number}")
 }

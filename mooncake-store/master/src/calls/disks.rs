@@ -149,23 +149,41 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
             let flag = "--enable_multi_tenants=false";
             tracing::warn!(%client, flag, dropped = hidden, "objects of other tenants on a disk are not read");
         }
+        let announcing = owner.state.lock().announcing;
+        let (mut of_unregistered, mut unlisted) = (0, 0);
         for (item, place) in items.iter().zip(places).filter(|(item, _)| !is_hidden(item)) {
-            // A tenant that was removed has no objects.
-            let Ok(key) = self.scoped(&item.tenant, &item.key) else { continue };
+            let Ok(key) = self.scoped(&item.tenant, &item.key) else {
+                // A tenant that is not registered has no objects.
+                let key = self.scoped_to_remove(&item.tenant, &item.key).ok();
+                if let Some(key) = key.and_then(|key| ObjectKey::new(&key).ok()) {
+                    owner.state.lock().mark_dropped(&key);
+                    of_unregistered += 1;
+                }
+                continue;
+            };
             let Ok(key) = ObjectKey::new(&key) else { continue };
-            self.note_offload(&owner, &key, place);
+            unlisted += usize::from(!self.note_offload(&owner, &key, place) && announcing);
+        }
+        let of = items.len();
+        if of_unregistered > 0 {
+            let flag = "--tenant_quota_connector_uri";
+            tracing::warn!(%client, flag, dropped = of_unregistered, of, "objects on a disk dropped: their tenants are not registered");
+        }
+        if unlisted > 0 {
+            tracing::info!(%client, dropped = unlisted, of, "objects on a disk dropped: removed, replaced or not in the snapshot");
         }
         self.space().eviction.end_backoff();
         Ok(())
     }
 
-    fn note_offload(&self, owner: &Arc<DiskOwner>, key: &ObjectKey, place: &StoredAt) {
+    /// Returns whether the report counts.
+    fn note_offload(&self, owner: &Arc<DiskOwner>, key: &ObjectKey, place: &StoredAt) -> bool {
         let now = self.space().clock.now();
         let hash = self.space().directory.hash(key.as_bytes());
         let mut shard = self.space().directory.lock(hash);
         if !owner.is_alive() {
             // The removal of the disk visits this shard before or afterwards.
-            return;
+            return true;
         }
         let report = owner.end_offload(key, now);
         let len = u64::try_from(place.data_size).ok().filter(|len| *len > 0);
@@ -211,6 +229,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         if !counts {
             owner.state.lock().mark_dropped(key);
         }
+        counts
     }
 
     /// Adds an object that an owner found on its disk, if it was neither removed nor replaced.

@@ -22,7 +22,7 @@ use mooncake_protocol::wire::{
 
 use super::master::Master;
 use crate::directory::{Object, Replicas, Shard, Value};
-use crate::jobs::recovery::KnownReplica;
+use crate::jobs::recovery::{KnownReplica, Recovery};
 use crate::model::lifetime::Lifetime;
 use crate::model::misses::MissCause;
 use crate::model::segment::{Allocation, GRAIN};
@@ -158,8 +158,9 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         self.announce_as(client, replica, None, true)
     }
 
-    /// Logs how many announced replicas the policy of the tenants has refused, and returns the
-    /// outcomes. Other refusals are of objects that were removed or replaced.
+    /// Logs how many announced replicas the policy of the tenants has refused, and how many are of
+    /// masters that the snapshot does not know. Returns the outcomes. Other refusals are of objects
+    /// that were removed or replaced.
     pub(super) fn log_refused(&self, client: ClientId, outcomes: Vec<Result<()>>) -> Vec<Result<()>> {
         let refused = |outcome: &&Result<()>| {
             let codes = [ErrorCode::TenantNotRegistered, ErrorCode::TenantQuotaExceeded];
@@ -169,6 +170,11 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
             let (dropped, of) = (outcomes.iter().filter(refused).count(), outcomes.len());
             let flag = "--tenant_quota_connector_uri";
             tracing::warn!(%client, flag, dropped, of, %error, "objects of an earlier master dropped");
+        }
+        let unknown = self.jobs.recovery.get().map_or(0, Recovery::take_of_unknown_masters);
+        if unknown > 0 {
+            let (flag, of) = ("--enable_snapshot_restore", outcomes.len());
+            tracing::warn!(%client, flag, dropped = unknown, of, "objects of a master that the snapshot does not know dropped");
         }
         outcomes
     }

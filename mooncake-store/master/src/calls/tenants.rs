@@ -71,7 +71,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
     ///
     /// # Errors
     /// `OBJECT_NOT_FOUND` if no tenant or no key can have this name.
-    fn scoped_to_remove<'a>(&self, tenant: &str, key: &'a [u8]) -> Result<Cow<'a, [u8]>> {
+    pub(super) fn scoped_to_remove<'a>(&self, tenant: &str, key: &'a [u8]) -> Result<Cow<'a, [u8]>> {
         if !self.space().tenants.are_on() {
             return Ok(Cow::Borrowed(key));
         }

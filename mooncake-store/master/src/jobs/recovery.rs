@@ -15,7 +15,7 @@ use crate::model::lifetime::Lifetime;
 use crate::model::snapshot::{Horizon, SnapshotObject};
 use crate::model::value::Stamp;
 use crate::sync::Mutex;
-use crate::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 /// Number of parts of the table. A tick forgets one part, and one part is copied under one lock.
 const PARTS: usize = 4096;
@@ -52,6 +52,8 @@ pub(crate) struct Recovery {
     parts: Box<[RecoveryPart]>,
     /// Number of parts that are forgotten.
     forgotten: AtomicUsize,
+    /// Announced objects of masters that the snapshot does not know, since they were counted last.
+    of_unknown_masters: AtomicU64,
 }
 
 /// Knowledge of the master about an announced replica.
@@ -101,7 +103,8 @@ impl Recovery {
                 part.insert(key, RecoveredObject { object, is_in_memory: false, on_disks: Vec::new() });
             }
         }
-        Self { horizons, recalled, parts, forgotten: AtomicUsize::new(0) }
+        let (forgotten, of_unknown_masters) = (AtomicUsize::new(0), AtomicU64::new(0));
+        Self { horizons, recalled, parts, forgotten, of_unknown_masters }
     }
 
     /// Returns the points of history of the earlier masters.
@@ -166,7 +169,14 @@ impl Recovery {
         }
         drop(part);
         if self.has_passed(stamp, written, order) {
-            let text = "cannot announce replica: the object was removed or replaced before the snapshot";
+            let horizon = self.horizons.first().map(|horizon| horizon.epoch);
+            let is_of_unknown = |epoch| epoch != stamp.epoch && !order.is_older(stamp.epoch, epoch);
+            let text = if horizon.is_some_and(is_of_unknown) {
+                self.of_unknown_masters.fetch_add(1, Relaxed);
+                "cannot announce replica: the snapshot does not know the master that stored the object"
+            } else {
+                "cannot announce replica: the object was removed or replaced before the snapshot"
+            };
             return Err(Error::new(ErrorCode::ObjectAlreadyExists, text));
         }
         Ok(None)
@@ -219,6 +229,12 @@ impl Recovery {
             stamp,
             checksum: object.checksum,
         })
+    }
+
+    /// Returns how many objects were refused since the last call because the snapshot does not know
+    /// their master.
+    pub(crate) fn take_of_unknown_masters(&self) -> u64 {
+        self.of_unknown_masters.swap(0, Relaxed)
     }
 
     fn has_ended(&self) -> bool {

@@ -8,7 +8,7 @@ use mooncake_core::evict::MergeableOrder;
 
 use super::state::Space;
 use crate::directory::Position;
-use crate::model::segment::GRAIN;
+use crate::model::segment::{Allocation, GRAIN, MountedSegment};
 
 /// Reason why waiting cannot help a put that found no space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +26,7 @@ pub(crate) enum NoOutlook {
 impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
     /// Returns why a put of `len` bytes in the named segment, or in any, can only be refused.
     pub(crate) fn why_never(&self, len: u64, only: Option<&str>, now: Moment) -> NoOutlook {
+        let need = space_of(len);
         let before = match self.used_if_full(len, only, now) {
             Ok(used) => used,
             Err(outlook) => return outlook,
@@ -36,13 +37,15 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
             |shard, slot| {
                 let object = &shard[slot];
                 let stays = object.hard_pin && object.write().is_none() && object.copying().is_none();
-                let is_in_memory = object.value().is_some() || object.write().is_some();
+                // Objects in segments that can never take the put do not help.
+                let helps =
+                    |held: &&Allocation<A>| held.segment.is_alive() && may_take(&held.segment, need, only);
+                let space = object.value().into_iter().flat_map(|value| value.replicas.iter()).filter(helps);
+                let space: u64 = space.map(|held| held.extent.len).sum();
                 let ends = object.is_limited;
-                may_leave.set(may_leave.get() || is_in_memory && (!stays || ends));
-                if let Some(value) = object.value() {
-                    let alive = value.replicas.iter().filter(|held| held.segment.is_alive());
-                    pinned.set(pinned.get() + alive.map(|held| held.extent.len).sum::<u64>());
-                }
+                let leaves = space > 0 && (!stays || ends) || object.write().is_some();
+                may_leave.set(may_leave.get() || leaves);
+                pinned.set(pinned.get() + space);
             },
             || !may_leave.get(),
         );
@@ -57,22 +60,33 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
         }
     }
 
-    /// Returns the allocated bytes of all segments if no segment that may take `len` bytes has
+    /// Returns the allocated bytes of all segments that may take `len` bytes if none of them has
     /// space for them, nor will have some without a removal.
     fn used_if_full(&self, len: u64, only: Option<&str>, now: Moment) -> Result<u64, NoOutlook> {
-        let need = len.checked_next_multiple_of(GRAIN).unwrap_or(u64::MAX);
+        let need = space_of(len);
         let registry = self.segments.read();
-        let mut candidates = registry.list.iter().filter(|it| only.is_none_or(|name| it.info.name == name));
-        if candidates.clone().next().is_none() {
+        if !registry.list.iter().any(|segment| may_take(segment, 0, only)) {
             return Err(NoOutlook::NoSegment);
         }
-        if candidates.clone().all(|segment| segment.info.size < need) {
+        let mut candidates = registry.list.iter().filter(|segment| may_take(segment, need, only));
+        if candidates.clone().next().is_none() {
             return Err(NoOutlook::TooLarge);
         }
+        let used = candidates.clone().map(|segment| segment.used()).sum();
         // Space in quarantine becomes free, and so may segments that are closed for a while.
         if candidates.any(|segment| segment.quarantined() > 0 || !segment.is_open(now) || segment.fits(len)) {
             return Err(NoOutlook::None);
         }
-        Ok(registry.list.iter().map(|segment| segment.used()).sum())
+        Ok(used)
     }
+}
+
+/// Returns the space that a value of `len` bytes takes.
+fn space_of(len: u64) -> u64 {
+    len.checked_next_multiple_of(GRAIN).unwrap_or(u64::MAX)
+}
+
+/// Returns whether a segment has the size for `need` bytes, and the name, if one is given.
+fn may_take<A: SegmentAllocator>(segment: &MountedSegment<A>, need: u64, only: Option<&str>) -> bool {
+    segment.info.size >= need && only.is_none_or(|name| segment.info.name == name)
 }
