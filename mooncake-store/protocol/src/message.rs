@@ -729,4 +729,6 @@ calls! {
     FindTask(task: Uuid) -> Reported<TaskInfo>;
     /// Returns whether the master responds.
     CheckHealth() -> bool;
+    /// Ends the use of located objects; later calls do not name their numbers.
+    ReleaseObjects<'a>(objects: List<'a, u64>) -> Reported<()>;
 }

@@ -14,6 +14,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
 
 use super::daemon_link::{self, DaemonLink};
+use super::released::ReleasedObjects;
 use super::shared::Command;
 use super::shared::{Blocks, Memories, Pool};
 use super::{DEFAULT_PORT, default_path};
@@ -101,6 +102,7 @@ pub(super) struct LocalInner {
     pub(super) link: watch::Receiver<DaemonLink>,
     pub(super) commands: mpsc::UnboundedSender<Command>,
     pub(super) memories: Arc<Memories>,
+    pub(super) released: Arc<ReleasedObjects>,
     pub(super) pool: Option<Pool>,
     /// Memory for buffers that do not fit into the pool.
     pub(super) blocks: Blocks,
@@ -122,7 +124,9 @@ impl LocalClient {
         let (path, trust) = config.socket()?;
         let (commands, receiver) = mpsc::unbounded_channel();
         let memories = Arc::new(Memories::default());
-        let (state, link) = daemon_link::start(&path, trust, memories.clone(), receiver).await?;
+        let released = Arc::<ReleasedObjects>::default();
+        let state = daemon_link::start(&path, trust, memories.clone(), released.clone(), receiver);
+        let (state, link) = state.await?;
         let mut client = LocalInner {
             config,
             path,
@@ -130,6 +134,7 @@ impl LocalClient {
             link,
             commands,
             memories,
+            released,
             pool: None,
             blocks: Blocks::default(),
             longest: AtomicU64::new(0),

@@ -13,13 +13,17 @@ use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_ipc::socket::{RecordSocket, Trust};
 use mooncake_protocol::connection::Connection;
 use mooncake_protocol::frame::DEFAULT_MAX_BODY;
-use mooncake_protocol::message::{Attach, Join, KeepAlive, Request, ShareMemory, UnshareMemory};
+use mooncake_protocol::message::{
+    Attach, Join, KeepAlive, ReleaseObjects, Request, ShareMemory, UnshareMemory,
+};
+use mooncake_protocol::parts::MAX_ITEMS;
 use mooncake_protocol::report::Reported;
 use parking_lot::Mutex;
 use tokio::net::UnixStream;
 use tokio::sync::{Semaphore, mpsc, watch};
 
 use super::hello;
+use super::released::ReleasedObjects;
 use super::shared::{Command, Memories, SharedMemory};
 
 /// Name of the daemon in errors.
@@ -130,11 +134,12 @@ pub(super) async fn start(
     path: &Path,
     trust: Trust,
     memories: Arc<Memories>,
+    released: Arc<ReleasedObjects>,
     commands: mpsc::UnboundedReceiver<Command>,
 ) -> Result<(impl Future<Output = ()> + Send + 'static, watch::Receiver<DaemonLink>)> {
     let control = attach(path, trust).await?;
     let (publish, link) = watch::channel(DaemonLink::Connected(control.registration.clone()));
-    let task = ControlTask { path: path.to_owned(), trust, memories, commands, publish };
+    let task = ControlTask { path: path.to_owned(), trust, memories, released, commands, publish };
     Ok((task.run(control), link))
 }
 
@@ -150,6 +155,7 @@ struct ControlTask {
     path: PathBuf,
     trust: Trust,
     memories: Arc<Memories>,
+    released: Arc<ReleasedObjects>,
     commands: mpsc::UnboundedReceiver<Command>,
     publish: watch::Sender<DaemonLink>,
 }
@@ -175,6 +181,12 @@ impl ControlTask {
                     Some(command) => self.execute(control, command).await?,
                     None => return Ok(()),
                 },
+                () = self.released.added() => {
+                    for objects in self.released.take().chunks(MAX_ITEMS) {
+                        let call = ReleaseObjects { objects: objects.into() };
+                        call_in_time(&mut control.connection, &call).await??;
+                    }
+                }
                 broken = control.connection.ended() => return Err(broken.into_error(&DAEMON)),
                 () = tokio::time::sleep(control.pause) => call_in_time(&mut control.connection, &KeepAlive {}).await??,
             }
@@ -253,6 +265,8 @@ impl ControlTask {
 
     async fn reattach(&self) -> Result<ControlConnection> {
         let control = attach(&self.path, self.trust).await?;
+        // The daemon that knew these objects is gone.
+        drop(self.released.take());
         for memory in self.memories.all() {
             control.registration.share(&memory).await?;
         }

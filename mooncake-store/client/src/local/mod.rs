@@ -41,6 +41,7 @@ pub mod hello;
 mod memory;
 mod objects;
 mod pieces;
+mod released;
 mod server;
 mod server_config;
 #[allow(unsafe_code)]

@@ -2,6 +2,7 @@
 //! [`Client`](crate::Client). All of them fail with `RPC_FAIL` while no daemon responds.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
@@ -21,6 +22,7 @@ use mooncake_protocol::wire::{LocatedObject, MemoryRange, ObjectRange, ObjectSin
 use mooncake_transport::{SliceMut, Transport};
 
 use super::client::{LocalClient, LocalInner};
+use super::released::HeldObject;
 use super::shared::{LocalBuf, Pool};
 use crate::batch_parts::{call_by_parts, part_len};
 use crate::deadline::Deadline;
@@ -39,10 +41,10 @@ const MIN_READ_LEN: u64 = 4 << 10;
 pub(super) const LOCATED_AT_ONCE: usize = 4096;
 
 /// Located object: its length and its number at the daemon. Cloning is cheap. The value is usable
-/// while the lease lasts.
+/// while the lease lasts. The space of a removed object is free once no value of its read exists.
 #[derive(Clone, Debug)]
 pub struct LocatedLocal {
-    number: u64,
+    held: Arc<HeldObject>,
     size: u64,
 }
 
@@ -53,9 +55,10 @@ impl LocatedLocal {
     }
 }
 
-impl From<LocatedObject> for LocatedLocal {
-    fn from(found: LocatedObject) -> Self {
-        Self { number: found.number, size: found.size }
+impl LocalInner {
+    /// Returns an object that the daemon has located.
+    fn located(&self, found: LocatedObject) -> LocatedLocal {
+        LocatedLocal { held: HeldObject::new(found.number, &self.released), size: found.size }
     }
 }
 
@@ -199,6 +202,8 @@ impl LocalClient {
         let (mut values, mut ranges, mut buffers) = (Vec::with_capacity(keys.len()), Vec::new(), Vec::new());
         // Values for which there is no more shared memory.
         let mut without_buffer = Vec::new();
+        // The daemon holds the objects until they are read.
+        let mut held = Vec::new();
         for (at, found) in located.into_iter().enumerate() {
             let object = match found {
                 Ok(Some(object)) => object,
@@ -214,7 +219,8 @@ impl LocalClient {
             let buffer = match usize::try_from(object.size) {
                 Ok(len) => match self.inner.try_allocate(len, deadline).await {
                     Ok(None) => {
-                        without_buffer.push((at, object.number, len));
+                        without_buffer.push((at, object.held.number, len));
+                        held.push(object);
                         values.push(Some(Ok(None)));
                         continue;
                     }
@@ -226,10 +232,11 @@ impl LocalClient {
                 Ok(None) => values.push(Some(Ok(None))),
                 Ok(Some(buffer)) => {
                     ranges.push(ObjectRange {
-                        object: object.number,
+                        object: object.held.number,
                         offset: 0,
                         into: buffer.shared_range(0, buffer.len()),
                     });
+                    held.push(object);
                     buffers.push(buffer);
                     values.push(None);
                 }
@@ -294,11 +301,13 @@ impl LocalClient {
         let call = FetchObject { key, into: buffer.shared_range(0, buffer.len()) };
         let (found, held) = inner.call(&call, buffer, deadline).await?;
         buffer = held;
-        let Some(LocatedObject { size: len, number }) = found.outcome()? else { return Ok(None) };
+        let Some(found) = found.outcome()? else { return Ok(None) };
+        let (len, number) = (found.size, found.number);
         // Short values reduce the estimate slowly.
         inner.longest.store(len.max(estimate - estimate / 64), Ordering::Relaxed);
         let size = usize::try_from(len).map_err(|_| Error::invalid(format!("a value of {len} bytes")))?;
         if size > buffer.len() {
+            let _held = inner.located(found);
             drop(buffer);
             let buffer = match inner.try_allocate(size, deadline).await? {
                 Some(buffer) => buffer,
@@ -396,14 +405,18 @@ impl LocalClient {
         relocates: bool,
     ) -> PartOutcome<(), T> {
         let deadline = self.inner.deadline();
-        let (positions, slices): (Vec<(u64, u64)>, Vec<SliceMut<T>>) =
-            reads.into_iter().map(|read| ((read.object.number, read.offset), read.into)).unzip();
+        // The daemon holds the objects until they are read.
+        let (positions, slices): (Vec<(LocatedLocal, u64)>, Vec<SliceMut<T>>) =
+            reads.into_iter().map(|read| ((read.object, read.offset), read.into)).unzip();
         let longest = slices.iter().map(SliceMut::len).max().unwrap_or(0);
         let plan = ReadPlan::of(&self.inner, slices, &deadline).await;
         let ranges: Vec<_> = plan
             .ranges
             .iter()
-            .map(|(i, range)| ObjectRange { object: positions[*i].0, offset: positions[*i].1, into: *range })
+            .map(|(i, range)| {
+                let (object, offset) = &positions[*i];
+                ObjectRange { object: object.held.number, offset: *offset, into: *range }
+            })
             .collect();
         let response = self.read_in_calls(&ranges, relocates, plan.sinks, &deadline).await;
         plan.slices.combine(response, |()| (), |()| longest)
@@ -423,7 +436,7 @@ impl LocalClient {
         deadline: &Deadline,
     ) -> Result<Vec<Result<Option<LocatedLocal>>>> {
         let found = self.request_each(keys, deadline, |keys| LocateObjects { keys }).await?;
-        Ok(found.into_iter().map(|found| Ok(found?.map(LocatedLocal::from))).collect())
+        Ok(found.into_iter().map(|found| Ok(found?.map(|found| self.inner.located(found)))).collect())
     }
 
     /// Reads ranges of located objects. `held` owns their destinations.
@@ -581,7 +594,7 @@ impl LocalClient {
     pub async fn locate_prefix<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<LocatedLocal>> {
         let request = |part| LocatePrefixObjects { keys: key_slices(part) };
         let found = self.inner.request_prefix(keys, request, Vec::len).await?;
-        Ok(found.into_iter().flatten().map(LocatedLocal::from).collect())
+        Ok(found.into_iter().flatten().map(|found| self.inner.located(found)).collect())
     }
 
     /// Returns the replicas of the keys from the front that can be read, as

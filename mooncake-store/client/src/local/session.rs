@@ -369,6 +369,13 @@ handlers! {
     FindTask: |session, r| {
         session.client()?.replicas().task(r.task).await
     };
+    ReleaseObjects<'a>: |session, r| match session.role.get() {
+        Some(Role::Control(registration)) => {
+            registration.shared_client.release(&r.objects);
+            Ok(())
+        }
+        _ => Err(Error::invalid("not a control connection")),
+    };
     CheckHealth: |session, _| match session.client() {
         Ok(client) => client.status().is_healthy().await,
         Err(_) => false,

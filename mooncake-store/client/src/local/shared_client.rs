@@ -187,6 +187,16 @@ impl<T: Transport> SharedClient<T> {
         number
     }
 
+    /// Removes located objects that the shared client reads no more.
+    pub(super) fn release(&self, numbers: &[u64]) {
+        let released: Vec<Option<Located>> = {
+            let mut located = self.located.lock();
+            numbers.iter().map(|number| located.objects.remove(number)).collect()
+        };
+        // The ends of the reads are recorded outside of the lock.
+        drop(released);
+    }
+
     /// Removes the located objects whose leases have ended.
     pub(super) fn remove_expired(&self, now: Moment) {
         self.located.lock().remove_expired(now);

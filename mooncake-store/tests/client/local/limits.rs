@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::FutureExt;
-use mooncake_core::clock::ManualClock;
+use mooncake_core::clock::{ManualClock, SystemClock};
 use mooncake_core::memory::HostMemory;
 use mooncake_core::{ErrorCode, ErrorKind};
 use mooncake_store::client::{PutOptions, PutOutcome};
@@ -299,13 +299,46 @@ async fn located_objects_stay_until_their_leases_end() {
     let name = key();
     shared.put(&name, bytes(10_000, 1)).await.unwrap();
     let locate = async || shared.locate(&[&name]).await.unwrap().remove(0).unwrap().unwrap();
-    locate().await;
+    let _first = locate().await;
     clock.advance(Duration::from_secs(599));
-    locate().await;
+    let second = locate().await;
     assert_eq!(host.server.stats().located, 2);
     clock.advance(Duration::from_secs(30));
-    locate().await;
+    let _third = locate().await;
     assert_eq!(host.server.stats().located, 2, "the lease of the first has ended");
+    drop(second);
+    host.until(|stats| stats.located == 1).await;
+}
+
+/// The space of an object that a shared client has read is there for the next put, although the
+/// lease lasts.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn space_of_read_objects_is_free_once_removed() {
+    // Two values fit into the segment.
+    const LEN: usize = 24 << 20;
+    let lease_ttl = Duration::from_secs(3600);
+    let options = MasterOptions { lease_ttl, high_watermark: 1.0, ..MasterOptions::default() };
+    let host = Host::with_clock(SystemClock::shared(), options, |_| {}).await;
+    let shared = host.connect().await;
+    let region: Region<Loopback> = shared.alloc_registered(LEN).await.unwrap();
+    for round in 0..9_u8 {
+        let (name, value) = (key(), vec![round; LEN]);
+        assert_eq!(shared.put(&name, value.clone()).await.unwrap(), PutOutcome::Stored, "{round}");
+        match round % 3 {
+            0 => assert!(shared.get(&name).await.unwrap().unwrap() == value),
+            1 => assert!(
+                *shared.batch_get(&[&name]).await.unwrap()[0].as_ref().unwrap().as_ref().unwrap() == value
+            ),
+            _ => {
+                let object = shared.locate(&[&name]).await.unwrap().remove(0).unwrap().unwrap();
+                // SAFETY: no other call uses the region.
+                let into = unsafe { region.slice_mut_unchecked(0..LEN) }.unwrap();
+                let read = LocalRange { object, offset: 0, into };
+                shared.read_ranges(vec![read]).await.remove(0).result.unwrap();
+            }
+        }
+        assert!(shared.remove(&name, true).await.unwrap());
+    }
 }
 
 /// The time between the location of objects and their read can be longer than a lease.
