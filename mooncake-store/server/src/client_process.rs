@@ -12,9 +12,9 @@ use clap::{ArgAction, CommandFactory, FromArgMatches, Parser};
 use mooncake_core::fault_injection::is_planted;
 use mooncake_core::host_port;
 use mooncake_core::settings::Environment;
-use mooncake_core::settings::values::{bytes, number, switch, within};
+use mooncake_core::settings::values::{bytes, number, seconds, switch, within};
 use mooncake_core::web_origin::AllowedHosts;
-use mooncake_core::{ErrorKind, Result};
+use mooncake_core::{Error, ErrorKind, Result};
 use mooncake_engine::flags;
 use mooncake_transport::admission::raise_descriptor_limit;
 use mooncake_transport::bind_address::bind_address;
@@ -73,8 +73,8 @@ struct Flags {
     /// Maximum time in seconds for a graceful exit after SIGTERM: objects without another replica
     /// move to other clients with free space. Meanwhile objects stay readable, and none are added.
     /// A second signal ends the process at once. SIGINT does not wait
-    #[arg(long = "drain_on_term", default_value_t = 5, value_parser = number::<u32>)]
-    drain: u32,
+    #[arg(long = "drain_on_term", default_value = "5", value_parser = seconds)]
+    drain: Duration,
     /// Memory for values outside of shared memory; not needed for serving
     #[arg(long = "local_buffer_size", default_value = "0", value_parser = bytes)]
     local_buffer: u64,
@@ -106,12 +106,13 @@ struct Flags {
     #[arg(long = "max_client_requests", default_value_t = 64, value_parser = at_least_one)]
     max_calls: u32,
     /// Seconds without a heartbeat after which a process is forgotten
-    #[arg(long = "client_ttl", default_value_t = 10, value_parser = number::<u32>)]
-    ttl: u32,
+    #[arg(long = "client_ttl", default_value = "10", value_parser = seconds)]
+    ttl: Duration,
     /// Move objects to an SSD when memory is full, as the MOONCAKE_OFFLOAD_* variables configure
     #[arg(long = "enable_offload", default_value = "false", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = switch, action = ArgAction::Set)]
     offload: bool,
-    /// Serve reads from that SSD; without this flag other clients cannot read there
+    /// Serve reads from that SSD; no node could read its objects otherwise, so false is refused
+    /// with `--enable_offload`
     #[arg(long = "start_offload_rpc_server", default_value = "true", num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = switch, action = ArgAction::Set)]
     offload_server: bool,
     /// Serve /health and /metrics over HTTP
@@ -226,8 +227,8 @@ async fn serve(flags: Flags, environment: ClientEnvironment) -> Result<()> {
     tracing::info!(socket = %server.path().display(), name = client.hostname(), segment = flags.segment, "ready");
     tokio::select! {
         _ = interrupt.recv() => {}
-        _ = terminate.recv() => if flags.drain > 0 && !is_planted("no-drain-on-term") {
-            let grace = Duration::from_secs(flags.drain.into());
+        _ = terminate.recv() => if !flags.drain.is_zero() && !is_planted("no-drain-on-term") {
+            let grace = flags.drain;
             let stays = environment.config.segment_file.is_some();
             tokio::select! {
                 () = take_no_more(&client, grace), if stays => {}
@@ -338,6 +339,20 @@ struct Started {
     port: Option<RunningServer>,
 }
 
+/// Returns the settings of the disk, if there is to be one.
+///
+/// # Errors
+/// `INVALID_PARAMS` for a disk without a server, whose objects no node could read.
+fn offload(flags: &Flags, environment: &ClientEnvironment) -> Result<Option<OffloadConfig>> {
+    if flags.offload && !flags.offload_server {
+        return Err(Error::invalid(
+            "cannot offer disk: no node could read the objects on it. enable_offload=true \
+             start_offload_rpc_server=false; leave out one of the two flags",
+        ));
+    }
+    Ok(flags.offload.then(|| environment.offload("")))
+}
+
 async fn start(flags: &Flags, environment: &ClientEnvironment) -> Result<Started> {
     if !flags.devices.is_empty() && flags.protocol != "rdma" {
         tracing::warn!(devices = flags.devices, "transport {} ignores --devices", flags.protocol);
@@ -369,11 +384,10 @@ async fn start(flags: &Flags, environment: &ClientEnvironment) -> Result<Started
         max_clients: flags.max_clients,
         max_memory: flags.max_memory,
         max_calls: flags.max_calls.max(1),
-        silence: Duration::from_secs(u64::from(flags.ttl.max(1))),
+        silence: flags.ttl.max(Duration::from_secs(1)),
     };
     (config.directory, config.handshake) = ClientEnvironment::meeting(&flags.metadata);
-    config.offload =
-        flags.offload.then(|| OffloadConfig { serve: flags.offload_server, ..environment.offload("") });
+    config.offload = offload(flags, environment)?;
     let client = Client::builder()
         .config(config)
         .local_hostname(name)
@@ -438,6 +452,23 @@ mod tests {
     fn parsed(arguments: &[&str]) -> Result<Flags, String> {
         let all = std::iter::once("mooncake_client").chain(arguments.iter().copied());
         parse(all.map(OsString::from)).map(|(flags, _)| flags).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_disk_without_server_is_refused() {
+        let environment = ClientEnvironment::read();
+        let disk = |arguments: &[&str]| offload(&parsed(arguments).unwrap(), &environment);
+        assert!(disk(&["--start_offload_rpc_server=false"]).unwrap().is_none());
+        assert!(disk(&["--enable_offload"]).unwrap().is_some());
+        let error = disk(&["--enable_offload", "--start_offload_rpc_server=false"]).unwrap_err();
+        assert!(error.to_string().contains("start_offload_rpc_server=false"), "{error}");
+    }
+
+    #[test]
+    fn times_have_units() {
+        let flags = parsed(&["--client_ttl=20 s", "--drain_on_term=1m"]).unwrap();
+        assert_eq!((flags.ttl, flags.drain), (Duration::from_secs(20), Duration::from_secs(60)));
+        assert!(parsed(&["--client_ttl=soon"]).is_err());
     }
 
     #[test]

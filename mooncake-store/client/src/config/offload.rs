@@ -45,9 +45,6 @@ pub struct OffloadConfig {
     /// Longest time for which a write or removal waits for the disk (30 s). A read waits a third of
     /// this time. A read fails at once if the disk has completed nothing for a sixth of this time.
     pub patience: Duration,
-    /// Permission for other clients to read from the disk (true). Objects are written in either
-    /// case.
-    pub serve: bool,
     /// Faults of the disk in a test.
     pub faults: DiskFaults,
 }
@@ -66,7 +63,6 @@ impl OffloadConfig {
             eviction: PolicyKind::Gittins,
             threads: false,
             patience: Duration::from_secs(30),
-            serve: true,
             faults: DiskFaults::default(),
         }
     }

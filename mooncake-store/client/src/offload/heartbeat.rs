@@ -66,7 +66,7 @@ struct DiskHeartbeat {
 async fn run<T: Transport>(
     client: Weak<Inner<T>>,
     disk: Arc<Disk<T>>,
-    server: Option<RunningServer>,
+    server: RunningServer,
     mut state: DiskHeartbeat,
     mut closed: watch::Receiver<bool>,
 ) {
@@ -94,9 +94,7 @@ async fn run<T: Transport>(
             }
         }
     }
-    if let Some(server) = server {
-        server.stop().await;
-    }
+    server.stop().await;
 }
 
 /// Ends expired loans until `closed` is set.

@@ -35,7 +35,7 @@ pub(crate) async fn open<T: Transport>(
     bound: Option<IpAddr>,
     client: Arc<dyn VerifyOwn<T>>,
     prefetches: Arc<Prefetches>,
-) -> Result<(Arc<Disk<T>>, Option<RunningServer>)> {
+) -> Result<(Arc<Disk<T>>, RunningServer)> {
     let opened = config.clone();
     let (store, path) = tokio::task::spawn_blocking(move || open_store(&opened))
         .await
@@ -43,26 +43,19 @@ pub(crate) async fn open<T: Transport>(
     config.path = path;
     let loan_buffer = LoanBuffer::new(engine, config.buffer).await?;
     let host = host_port::split(name).0;
-    let server = match config.serve {
-        true => {
-            let any =
-                if host.contains(':') { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
-            let at = SocketAddr::new(bound.unwrap_or(any), 0);
-            let options = ServerOptions {
-                listener: "disk",
-                max_connections: MAX_CONNECTIONS,
-                descriptor_share: 32,
-                ..ServerOptions::default()
-            };
-            Some(Server::bind(&at.to_string(), options).await?)
-        }
-        false => None,
+    let any = if host.contains(':') { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
+    let at = SocketAddr::new(bound.unwrap_or(any), 0);
+    let options = ServerOptions {
+        listener: "disk",
+        max_connections: MAX_CONNECTIONS,
+        descriptor_share: 32,
+        ..ServerOptions::default()
     };
-    let endpoint = server.as_ref().map(|server| host_port::join(host, server.local_addr().port()));
+    let server = Server::bind(&at.to_string(), options).await?;
     let disk = Arc::new(Disk {
         config,
         store,
-        endpoint: endpoint.unwrap_or_default(),
+        endpoint: host_port::join(host, server.local_addr().port()),
         counts: DiskCounts::default(),
         wake: tokio::sync::Notify::new(),
         tenants: AtomicBool::new(true),
@@ -74,7 +67,7 @@ pub(crate) async fn open<T: Transport>(
         loans: Mutex::new(Loans { rng: Rng::from_os(), batches: HashMap::new() }),
     });
     tracing::info!(path = %disk.config.path.display(), endpoint = disk.endpoint, "disk open");
-    let server = server.map(|server| server.start(Arc::new(DiskService { disk: disk.clone(), client })));
+    let server = server.start(Arc::new(DiskService { disk: disk.clone(), client }));
     Ok((disk, server))
 }
 
