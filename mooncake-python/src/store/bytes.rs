@@ -91,11 +91,15 @@ impl Session {
                     continue;
                 }
             };
-            let len = usize::try_from(object.size())
-                .map_err(|_| Error::invalid("object is larger than the address space"))?;
-            let lease = arena.take(&self.client, len)?;
-            reads.push(RangeRead { object, offset: 0, into: lease.slice_mut()? });
-            leases.push(Some(Ok(lease)));
+            let memory = usize::try_from(object.size())
+                .map_err(|_| Error::invalid("object is larger than the address space"))
+                .and_then(|len| arena.take(&self.client, len))
+                .and_then(|lease| Ok((lease.slice_mut()?, lease)));
+            // The others may be shorter.
+            leases.push(Some(memory.map(|(into, lease)| {
+                reads.push(RangeRead { object, offset: 0, into });
+                lease
+            })));
         }
         let mut outcomes = self.read_whole(started, reads).await.into_iter();
         let mut filled = |lease: Result<Lease>| {
