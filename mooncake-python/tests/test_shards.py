@@ -355,8 +355,68 @@ def test_upserts_of_several_axes_and_writers(store, key):
         assert torch.equal(read(store, key, "shard", layout(axis("dp", 1, 2), axis("tp", 3, 4, split_dim=1))), whole[:, 3:])
         assert torch.equal(read(store, key + "-w", "full"), whole)
     assert store.remove(f"{key}-w__writer_1of2_sd0", True) == 0
-    writer = SimpleNamespace(rank=1, size=2, split_dim=0)
-    assert store.upsert_tensor_with_parallelism(key + "-w", WHOLE, writer_partition=writer) == -600
+    # Parts of a whole are even, so a missing one begins a layout.
+    for rank in (1, 0):
+        writer = SimpleNamespace(rank=rank, size=2, split_dim=0)
+        assert store.upsert_tensor_with_parallelism(key + "-w", WHOLE, writer_partition=writer) == 0
+    assert torch.equal(read(store, key + "-w", "full"), WHOLE)
+
+
+def test_a_manifest_without_shards_is_absent(store, key, objects):
+    _shard, _of_shard, of_whole, _memory = objects
+    for name, size, shape in (("more", 4, WHOLE), ("fewer", 1, WHOLE), ("same", 2, torch.cat([WHOLE, WHOLE]))):
+        name = f"{key}-{name}"
+        put_shards(store, name, WHOLE, 2)
+        assert store.remove(f"{name}_tp_0", True) == 0
+        assert store.put_tensor_with_parallelism(name, shape.chunk(size)[0], tp(0, size)) == -600, "another shard is stored"
+        assert store.remove(f"{name}_tp_1", True) == 0
+        put_shards(store, name, shape, size)
+        assert torch.equal(read(store, name, "full", tp(0, size)), shape)
+    # In one batch, the first put decides. Shards of another number replace the manifest of a buffer, too.
+    put_shards(store, key, WHOLE, 2)
+    assert [store.remove(f"{key}_tp_{rank}", True) for rank in range(2)] == [0, 0]
+    codes = store.batch_put_tensor_with_parallelism([key] * 3, [WHOLE[:1], WHOLE[:2], WHOLE[1:2]], [tp(0, 4), tp(0, 2), tp(1, 4)])
+    assert codes == [0, -600, 0]
+    for rank in range(2):
+        assert store.remove(f"{key}_tp_{rank}", True) == 0
+    assert store.put_tensor_with_parallelism_from(key, *of_whole, tp(0, 2)) == 0
+    assert torch.equal(read(store, key, "full", tp(0, 1)), WHOLE)
+
+
+def test_a_manifest_of_several_axes_without_shards_is_absent(store, key):
+    def both(replica, rank):
+        return layout(axis("dp", replica, 2), axis("tp", rank, 2, split_dim=0))
+
+    for replica, rank in itertools.product(range(2), range(2)):
+        assert store.put_tensor_with_parallelism(key, WHOLE, both(replica, rank)) == 0
+    keys = [f"{key}__dp_{replica}of2__tp_{rank}of2_sd0" for replica, rank in itertools.product(range(2), range(2))]
+    for shard in keys:
+        assert store.put_tensor_with_parallelism(key, WHOLE[:2], both(0, 0)) == -600
+        assert store.remove(shard, True) == 0
+    assert store.put_tensor_with_parallelism(key, WHOLE[:2], both(0, 0)) == 0
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+@pytest.mark.parametrize("whole", [torch.ones(8, 4), torch.ones(4, 2), torch.ones(4, 4, dtype=torch.int32)], ids=["longer", "narrower", "type"])
+def test_upserts_beside_a_missing_shard_begin_a_layout(store, key, order, whole):
+    for lost in range(2):
+        name = f"{key}-{lost}"
+        put_shards(store, name, WHOLE, 2)
+        assert store.remove(f"{name}_tp_{lost}", True) == 0
+        if lost == 0 and whole.shape == (8, 4):
+            # The longer part could be the first one of `chunk`.
+            assert upsert(store, name, whole.chunk(2)[1], tp(1, 2)) == 0
+        assert [upsert(store, name, whole.chunk(2)[rank], tp(rank, 2)) for rank in order] == [0, 0]
+        assert torch.equal(read(store, name, "full", tp(0, 1)), whole)
+
+
+def test_upserts_beside_missing_shards_of_many(store, key):
+    for i, whole in enumerate((WHOLE[:, :1].repeat(3, 1), WHOLE.repeat(3, 1), WHOLE.repeat(2, 1)[:6])):
+        name = f"{key}-{i}"
+        put_shards(store, name, torch.zeros(9, 4), 3)
+        assert store.remove(f"{name}_tp_1", True) == 0
+        assert [upsert(store, name, whole.chunk(3)[rank], tp(rank, 3)) for rank in (1, 0, 2)] == [0, 0, 0]
+        assert torch.equal(read(store, name, "full", tp(0, 1)), whole)
 
 
 def test_shards_of_several_axes_from_a_buffer(store, key, objects):
@@ -383,7 +443,9 @@ def test_shards_of_many_dimensions(store, key):
 
 def test_shards_along_a_dimension_that_is_not_there(store, key):
     assert store.put_tensor(key, WHOLE) == 0 and store.put_tensor_with_tp(key + "-tp", WHOLE, 0, 2, 0) == 0
-    for name, dim in itertools.product((key, key + "-tp"), (-1, 2)):
+    # As in Mooncake C++, stored shards have no dimension below 0.
+    assert torch.equal(store.get_tensor_with_tp(key + "-tp", 1, 2, -1), WHOLE[2:])
+    for name, dim in ((key, -1), (key, 2), (key + "-tp", 2)):
         assert store.get_tensor_with_tp(name, 0, 2, dim) is None, (name, dim)
         assert f"split_dim {dim}" in store.last_error().message, (name, dim)
 

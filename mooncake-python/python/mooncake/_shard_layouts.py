@@ -9,15 +9,18 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from mooncake._layout import Manifest
+from mooncake._layout import Header, Manifest
 from mooncake._mooncake import ReplicateConfig
 from mooncake._shards import (
-    _MOST_SHARDS,
+    _are_all_keys,
     _contradicts,
     _has_manifest,
+    _has_rank_only,
     _is_alike,
     _is_of,
-    _key_of_rank,
+    _keys_of_ranks,
+    _may_be_uneven,
+    _rank_in,
     _rank_of,
     _Write,
 )
@@ -61,16 +64,20 @@ class ShardLayouts(TensorPlans):
         length, which no reader could join. An upsert may begin another layout.
 
         The manifest is stored before the shards, and the first one counts. So of two programs that
-        contradict each other, one is refused.
+        contradict each other, one is refused. A manifest of which no shard is stored any more does
+        not count.
         """
         manifests = {i: one[-1] for i, one in enumerate(entries) if isinstance(one, list) and _has_manifest(one)}
         if not manifests:
             return entries
         stored = self._stored_manifests(manifests)
         absent = {i for i, write in manifests.items() if stored[write.key] is None and not write.only_replaces}
-        if absent:
-            codes = self._write_entries(False, [[manifests[i]] if i in absent else 0 for i in range(len(entries))], config, [])
-            entries = [code if code != 0 else entry for code, entry in zip(codes, entries)]
+        left_over = set() if upsert else self._left_over(entries, manifests, stored)
+        for replaces, some in ((False, absent), (True, left_over)):
+            if some:
+                codes = self._write_entries(replaces, [[manifests[i]] if i in some else 0 for i in range(len(entries))], config, [])
+                entries = [code if code != 0 else entry for code, entry in zip(codes, entries)]
+        if absent or left_over:
             stored = self._stored_manifests(manifests)
         shards = {i: entry for i in manifests if isinstance(entry := entries[i], list)}
         begins = self._beginnings(list(shards.values()), stored) if upsert else set()
@@ -91,18 +98,47 @@ class ShardLayouts(TensorPlans):
                 stored[write.key] = own
         return made
 
+    def _left_over(
+        self, entries: Sequence[list[_Write] | int], manifests: Mapping[int, _Write], stored: Mapping[str, Manifest | None]
+    ) -> set[int]:
+        """Returns the positions of puts whose stored manifest is replaced: they contradict it, and
+        all shards of it were removed or evicted.
+        """
+        # The first put of a tensor decides.
+        first: dict[str, int] = {}
+        for i, write in manifests.items():
+            first.setdefault(write.key, i)
+        contradicted: dict[int, Manifest] = {}
+        for i in first.values():
+            entry, found = entries[i], stored[manifests[i].key]
+            if isinstance(entry, list) and found is not None and _contradicts(entry, Manifest.parse(entry[-1].header), found):
+                if _are_all_keys(entry[0], entry[-1]):
+                    contradicted[i] = found
+        kept: set[str] = set()
+        shards = (
+            (manifests[i], key, found)
+            for i, found in contradicted.items()
+            for key in _keys_of_ranks(entries[i][0], manifests[i], found.shards)  # type: ignore[index]
+            if manifests[i].key not in kept
+        )
+        for manifest, _, found, header in self._headers_of(shards):
+            if header is not None and _is_of(header, found):
+                kept.add(manifest.key)
+        return {i for i in contradicted if manifests[i].key not in kept}
+
     def _beginnings(self, entries: list[list[_Write]], stored: Mapping[str, Manifest | None]) -> set[_Write]:
         """Returns the manifests of upserts that begin another layout than the stored one.
 
         An upsert does so with another number of shards or dimension, with all shards, if it
-        replaces a shard of the stored layout, or if none of those is stored. Otherwise, it
-        contradicts shards that other ranks have written before.
+        replaces a shard of the stored layout, or if none of those is stored. An upsert of a shard
+        that is missing does so, too, unless it looks like an uneven part of the stored tensor.
+        Otherwise, it contradicts shards that other ranks have written before.
         """
         groups: dict[_Write, list[_Write]] = {}
         for *shards, manifest in entries:
             groups.setdefault(manifest, []).extend(shards)
         begins: set[_Write] = set()
-        unsure: list[tuple[_Write, Manifest]] = []
+        unsure: dict[_Write, tuple[Manifest, Manifest]] = {}
         for manifest, shards in groups.items():
             own, found = Manifest.parse(manifest.header), stored[manifest.key]
             if own is None or found is None or own == found:
@@ -110,30 +146,40 @@ class ShardLayouts(TensorPlans):
             if not _is_alike(own, found) or len({_rank_of(shard, manifest) for shard in shards}) == own.shards:
                 begins.add(manifest)
             else:
-                unsure.append((manifest, found))
-        replaced = [(manifest, shard.key, found) for manifest, found in unsure for shard in groups[manifest]]
-        begins.update(manifest for manifest, _, found in self._those_of(replaced))
-        for manifest, found in unsure:
-            if manifest in begins:
-                continue
-            ranks = range(min(found.shards, _MOST_SHARDS))
+                unsure[manifest] = own, found
+        # Manifests whose shards replace those of a third layout.
+        others: set[_Write] = set()
+        replaced = ((manifest, shard.key, found) for manifest, (_, found) in unsure.items() for shard in groups[manifest])
+        for manifest, _, found, header in self._headers_of(replaced):
+            if header is not None:
+                (begins if _is_of(header, found) else others).add(manifest)
+        for manifest, (own, found) in unsure.items():
             shard = groups[manifest][0]
-            others = ((manifest, _key_of_rank(shard, manifest, rank), found) for rank in ranks)
-            if next(self._those_of(others), None) is None:
+            has_rank_only, is_missing = _has_rank_only(shard, manifest), manifest not in others
+            # Other shards are cut from a whole, so they are even.
+            if manifest in begins or (is_missing and not has_rank_only):
+                begins.add(manifest)
+                continue
+            keys = _keys_of_ranks(shard, manifest, found.shards)
+            known = self._headers_of((manifest, key, found) for key in keys)
+            kept = (_rank_in(key, manifest) for _, key, _, header in known if header is not None and _is_of(header, found))
+            if not is_missing:
+                if next(kept, None) is None:
+                    begins.add(manifest)
+                continue
+            mine, theirs = {_rank_of(shard, manifest) for shard in groups[manifest]}, {*kept}
+            if not theirs or not _may_be_uneven(own, found, mine, theirs):
                 begins.add(manifest)
         return begins
 
-    def _those_of(
+    def _headers_of(
         self, shards: Iterable[tuple[_Write, str, Manifest]]
-    ) -> Iterator[tuple[_Write, str, Manifest]]:
-        """Yields the shards that are stored in the layout of a manifest. A few are looked up at a
-        time.
-        """
+    ) -> Iterator[tuple[_Write, str, Manifest, Header | None]]:
+        """Yields the shards with their stored headers, if any. A few are looked up at a time."""
         left = iter(shards)
         while some := list(itertools.islice(left, LOOKUPS)):
             for one, found in zip(some, self._objects([key for _, key, _ in some])):
-                if found is not None and _is_of(found[1], one[2]):
-                    yield one
+                yield (*one, None if found is None else found[1])
 
 
 def _contradiction(upsert: bool, key: str, found: Manifest) -> str:

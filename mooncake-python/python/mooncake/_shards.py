@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
+import math
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ParamSpec, TypeVar
 
@@ -41,7 +43,9 @@ _UNPUBLISHED = "preferred_segments must name one segment for each replica"
 # number.
 _MOST_SHARDS = 1 << 16
 # Rank along the divided dimension, in the part of a key behind that of the tensor.
-_RANK = re.compile(r"(_(?:tp|writer)_)(\d+)")
+_RANK = re.compile(r"_(?:tp|writer)_(\d+)")
+# Rank and size of an axis, in the same part.
+_RANK_OF_SIZE = re.compile(r"(?<=_)(\d+)of(\d+)")
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -331,7 +335,10 @@ def _is_of_size(tp_size: int, split_dim: int | None) -> Callable[[Header], bool]
 
     def is_of_size(header: Header) -> bool:
         tp = header.axis("tp")
-        return tp is None or (tp.size == tp_size and split_dim in (None, tp.split_dim))
+        if split_dim is None or split_dim < 0:
+            # As in Mooncake C++, a dimension that no tensor has is that of the stored shard.
+            return tp is None or tp.size == tp_size
+        return tp is None or (tp.size, tp.split_dim) == (tp_size, split_dim)
 
     return is_of_size
 
@@ -346,11 +353,13 @@ def _contradicts(writes: list[_Write], own: Manifest | None, stored: Manifest) -
     """
     if own is None or own == stored:
         return False
-    # The key of a shard along one axis has the rank only. Other keys have all numbers of the
-    # layout.
-    base = manifest_base(writes[-1].key)
-    has_rank_only = writes[0].key.startswith(f"{base}_tp_")
-    return has_rank_only or _is_alike(own, stored)
+    # Other keys than those with the rank only have all numbers of the layout.
+    return _has_rank_only(writes[0], writes[-1]) or _is_alike(own, stored)
+
+
+def _has_rank_only(write: _Write, manifest: _Write) -> bool:
+    """Returns whether the key of a shard has the rank only, as that of a shard along one axis."""
+    return write.key.startswith(f"{manifest_base(manifest.key)}_tp_")
 
 
 def _is_alike(one: Manifest, other: Manifest) -> bool:
@@ -360,14 +369,47 @@ def _is_alike(one: Manifest, other: Manifest) -> bool:
 
 def _rank_of(write: _Write, manifest: _Write) -> int:
     """Returns the rank in the key of a shard."""
-    found = _RANK.search(write.key, len(manifest_base(manifest.key) or ""))
-    return int(found[2]) if found else 0
+    return _rank_in(write.key, manifest)
 
 
-def _key_of_rank(write: _Write, manifest: _Write, rank: int) -> str:
-    """Returns the key of the shard of another rank."""
+def _rank_in(key: str, manifest: _Write) -> int:
+    found = _RANK.search(key, len(manifest_base(manifest.key) or ""))
+    return int(found[1]) if found else 0
+
+
+def _keys_of_ranks(write: _Write, manifest: _Write, shards: int) -> Iterator[str]:
+    """Yields the keys of the shards of all ranks, along each axis."""
     base = manifest_base(manifest.key) or ""
-    return base + _RANK.sub(rf"\g<1>{rank}", write.key[len(base) :], count=1)
+    if _has_rank_only(write, manifest):
+        yield from (f"{base}_tp_{rank}" for rank in range(min(shards, _MOST_SHARDS)))
+        return
+    # Texts between the axes, and the number of ranks of each.
+    first, *rest = _RANK_OF_SIZE.split(write.key[len(base) :])
+    sizes, texts = rest[1::3], rest[2::3]
+    for ranks in itertools.islice(itertools.product(*map(range, map(int, sizes))), _MOST_SHARDS):
+        yield base + first + "".join(f"{rank}of{size}{text}" for rank, size, text in zip(ranks, sizes, texts))
+
+
+def _are_all_keys(write: _Write, manifest: _Write) -> bool:
+    """Returns whether `_keys_of_ranks` yields the keys of all shards. Keys of experts and stages
+    have numbers that nothing counts.
+    """
+    rest = write.key[len(manifest_base(manifest.key) or "") :]
+    ranks = math.prod(int(size) for _, size in _RANK_OF_SIZE.findall(rest))
+    return "_eid" not in rest and "_sid" not in rest and ranks <= _MOST_SHARDS
+
+
+def _may_be_uneven(own: Manifest, stored: Manifest, mine: set[int], theirs: set[int]) -> bool:
+    """Returns whether the shards of some ranks can be parts of one tensor beside stored ones of
+    another length, as `chunk` and `tensor_split` of torch divide it.
+    """
+    dim = own.split_dim
+    if own.dtype != stored.dtype or with_dim(own.global_shape, dim, 0) != with_dim(stored.global_shape, dim, 0):
+        return False
+    length, other = own.global_shape[dim] // own.shards, stored.global_shape[dim] // stored.shards
+    longer, shorter = (mine, theirs) if length > other else (theirs, mine)
+    # The last part of `chunk` can have any length.
+    return max(longer) < min(shorter) and (abs(length - other) == 1 or shorter == {own.shards - 1})
 
 
 def _is_of(header: Header, manifest: Manifest) -> bool:
