@@ -10,7 +10,7 @@ import io
 import json
 import math
 import mmap
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -165,17 +165,55 @@ def test_numbers_become_exact_tensors(codec):
 def test_named_types_of_tensors(codec):
     torch = pytest.importorskip("torch", reason="columns of tensors need torch")
     for name, kind in (("float32", torch.float32), ("torch.float32", torch.float32), ("torch.int16", torch.int16), ("uint8", torch.uint8)):
-        for rows in ([[1, 2]], [torch.tensor([1.0, 2.0])], [np.array([1, 2], np.uint64), [2.0]]):
+        for rows in ([[1, 2]], [(1, 2), [], deque([3])], [range(1, 3)], [[1.0, 2.0]]):
             got = torch_rows(codec, rows, {"dtype": name})
             assert got[0].tolist() == [1, 2] and got[0].dtype == kind
     assert torch_rows(codec, [[0.1]], {"dtype": "float32"})[0].item() == torch.tensor(0.1).item()
     for name, row in [
-        ("float32", [0.5, (1 << 24) + 1]), ("int8", [300]), ("int64", np.array([(1 << 64) - 1], np.uint64)), ("uint8", torch.tensor([-1])),
-        ("float64", np.array([1j])), ("torch.float32", [1e300]), ("uint64", np.array([-1])), ("torch.nothing", [1]), ("U3", [1]),
+        ("float32", [0.5, (1 << 24) + 1]), ("int8", [300]), ("uint8", [-1]), ("float64", [1j]), ("torch.float32", [1e300]), ("uint64", [-1]),
+        ("torch.nothing", [1]), ("U3", [1]), ("torch.complex32", [1]), ("int8", deque([300])),
     ]:  # fmt: skip
         wrapped = {"k": row} if codec.endswith("dict") else row
         how = {"field_schemas": {"field": FieldSchema(codec, metadata={"dtype": name})}}
         assert "'field'" in refused({"non_tensor_batch": {"field": objects([wrapped])}}, **how)
+
+
+@pytest.mark.parametrize("codec", ["ragged_tensor", "ragged_tensor_dict"])
+@pytest.mark.parametrize("name", ["float16", "torch.int8", "bfloat16", "torch.bfloat16", "torch.nothing", "U3", np.int64, None])
+def test_tensors_and_arrays_keep_their_type_under_a_named_one(codec, name):
+    torch = pytest.importorskip("torch", reason="columns of tensors need torch")
+    for row in (
+        torch.tensor([0.1, 300.0]), torch.tensor([-1]), torch.tensor([True]), np.array([(1 << 64) - 1], np.uint64), np.array([1j]), np.array([0.1]),
+    ):  # fmt: skip
+        got = torch_rows(codec, [row, []], {"dtype": name})
+        expected = torch.as_tensor(row)
+        assert torch.equal(got[0], expected) and got[0].dtype == got[1].dtype == expected.dtype
+
+
+@pytest.mark.parametrize("codec", ["ragged_tensor", "ragged_tensor_dict"])
+def test_numbers_beside_tensors_take_their_type(codec):
+    torch = pytest.importorskip("torch", reason="columns of tensors need torch")
+    for named in ({}, {"dtype": "float64"}, {"dtype": "torch.bfloat16"}):
+        got = torch_rows(codec, [torch.tensor([0.1]), [0.3], deque([0.5, 0.7]), 0.9, [deque([0.1]), (0.2,)]], named)
+        assert [one.dtype for one in got] == [torch.float32] * 5
+        assert torch.equal(got[1], torch.tensor([0.3])) and torch.equal(got[2], torch.tensor([0.5, 0.7])) and got[4].shape == (2, 1)
+    for row in ([1e300], [(1 << 24) + 1], deque([1e300])):
+        rows = [{"k": one} if codec.endswith("dict") else one for one in (torch.tensor([0.1]), row)]
+        assert "'field'" in refused({"non_tensor_batch": {"field": objects(rows)}}, field_schemas={"field": FieldSchema(codec)})
+
+
+@pytest.mark.parametrize("codec", ["ragged_tensor", "ragged_tensor_dict"])
+@pytest.mark.parametrize("name", ["bfloat16", "torch.bfloat16", "torch.float8_e4m3fn"])
+def test_floating_point_types_that_numpy_lacks(codec, name):
+    torch = pytest.importorskip("torch", reason="columns of tensors need torch")
+    got = torch_rows(codec, [[0.1], deque([2]), []], {"dtype": name})
+    assert [one.dtype for one in got] == [torch.float32] * 3 and torch.equal(got[0], torch.tensor([0.1]))
+
+
+@pytest.mark.parametrize("codec", ["ragged_tensor", "ragged_tensor_dict"])
+def test_rows_of_sequences(codec):
+    assert [one.tolist() for one in torch_rows(codec, [deque([0.1, 2.0]), deque(), [0.5], array.array("d", [4.0])])] == [[0.1, 2], [], [0.5], [4]]
+    assert torch_rows(codec, [deque([range(2), (2, 3)])])[0].tolist() == [[0, 1], [2, 3]]
 
 
 @pytest.mark.parametrize("row", ["ab", b"ab", bytearray(b"ab"), ["a"], {"a": 1}, np.datetime64("2026-01-01"), [1, 1 << 70], [0.5, (1 << 53) + 1]])

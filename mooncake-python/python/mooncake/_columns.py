@@ -336,16 +336,19 @@ class Tensors(Ragged):
                     dtypes.add(arrays[-1].dtype)
                 else:
                     untyped[row] = value
-        named = self._named(schema)
-        if named is None and not dtypes:
-            # An empty list has the type of the others.
-            dtypes = {arrays[row].dtype for row in untyped if arrays[row].size}
-        if named is None and len(dtypes) > 1:
+        if len(dtypes) > 1:
             raise ValueError(f"mixed tensor dtype: {sorted(self._torch_name(torch, one) for one in dtypes)}")
-        dtype = named or next(iter(dtypes), np.dtype(np.float32))
-        for row, array in enumerate(arrays):
-            if array is not None and (array.dtype != dtype or row in untyped):
-                arrays[row] = _as_type(array, dtype, row, untyped.get(row, array), named is not None)
+        # As in Mooncake C++, tensors and arrays keep their type, whatever the schema names.
+        dtype = next(iter(dtypes)) if dtypes else self._named(schema) if untyped else None
+        may_round = dtype is not None
+        if dtype is None:
+            # An empty list has the type of the others.
+            found = {arrays[row].dtype for row in untyped if arrays[row].size}
+            if len(found) > 1:
+                raise ValueError(f"mixed tensor dtype: {sorted(self._torch_name(torch, one) for one in found)}")
+            dtype = next(iter(found), np.dtype(np.float32))
+        for row, value in untyped.items():
+            arrays[row] = _as_type(arrays[row], dtype, row, value, may_round)
         payload, metadata = self.rows_of(arrays, dtype)
         return payload, {**metadata, "dtype": self._torch_name(torch, dtype)}
 
@@ -366,8 +369,12 @@ class Tensors(Ragged):
 
     def _named(self, schema: FieldSchema) -> Any:
         """Returns the element type that a schema names in words of torch or numpy, or `None`."""
-        name = schema.metadata.get("dtype")
-        return self._numpy(str(name)) if str(name).startswith("torch.") else dtype_of(schema)
+        torch, name = _torch(), schema.metadata.get("dtype")
+        known = getattr(torch, str(name).removeprefix("torch."), None)
+        if isinstance(known, torch.dtype) and known.is_floating_point and known not in (torch.float16, torch.float32, torch.float64):
+            # float32 has all numbers of the types that numpy lacks, such as bfloat16.
+            return np.dtype(np.float32)
+        return self._numpy(str(name)) if isinstance(known, torch.dtype) or str(name).startswith("torch.") else dtype_of(schema)
 
     @staticmethod
     def _numpy(dtype: str) -> Any:
@@ -375,7 +382,10 @@ class Tensors(Ragged):
         known = getattr(torch, dtype.removeprefix("torch."), None)
         if not isinstance(known, torch.dtype):
             raise ValueError(f"unknown torch dtype: {dtype}")
-        return torch.empty(0, dtype=known).numpy().dtype
+        try:
+            return torch.empty(0, dtype=known).numpy().dtype
+        except (RuntimeError, TypeError):
+            raise ValueError(f"ragged tensor codec does not support {known}") from None
 
     def decode(self, payload: Mapping[str, Any], rows: int, metadata: Mapping[str, Any]) -> list[Any]:
         torch = _torch()
@@ -404,15 +414,23 @@ def _as_type(array: Any, dtype: Any, row: int, value: Any, may_round: bool) -> A
     does not have.
     """
     with np.errstate(all="ignore"), warnings.catch_warnings():
-        # The check finds numbers that lose their imaginary part.
-        warnings.simplefilter("ignore", np.exceptions.ComplexWarning)
+        # The check finds numbers that lose their imaginary part. Old releases of numpy have the
+        # warning elsewhere.
+        warnings.simplefilter("ignore", getattr(np, "exceptions", np).ComplexWarning)
         made = array.astype(dtype, copy=False)
-        back = made if isinstance(value, np.ndarray) else made.tolist()
-        value = list(value) if isinstance(value, range) else value
+        back, value = made.tolist(), _as_lists(value)
         is_kept = is_converted(value, back) or (may_round and is_rounded(value, back))
     if not is_kept:
         raise ValueError(f"row {row} does not fit the type of the column. dtype={dtype} value={value!r:.100}")
     return made
+
+
+def _as_lists(value: Any) -> Any:
+    """Returns other sequences of numbers as lists."""
+    if type(value) in (list, tuple):
+        plain = {bool, int, float, complex}
+        return value if plain.issuperset(map(type, value)) else [*map(_as_lists, value)]
+    return [*map(_as_lists, value)] if isinstance(value, Sequence) else value
 
 
 class TensorDicts(Codec):
