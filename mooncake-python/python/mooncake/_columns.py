@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from mooncake._decisions import common_type, is_array, is_bytes_like, is_list, is_picture, kinds_of, numbers_in
+from mooncake._decisions import common_type, is_array, is_bytes_like, is_list, is_picture, is_tensor, kinds_of, numbers_in
 from mooncake._element_types import is_ml_dtype
 from mooncake._manifests import MOST, is_count, numbers_of
 from mooncake._members import ArrayRows, Pieces
@@ -327,7 +327,7 @@ class Tensors(Ragged):
         for row, value in enumerate(values):
             if value is None:
                 arrays.append(None)
-            elif type(value) in (torch.Tensor, torch.nn.Parameter):
+            elif is_tensor(type(value)):
                 arrays.append(self._of_tensor(torch, value))
                 dtypes.add(arrays[-1].dtype)
             else:

@@ -83,8 +83,14 @@ def is_picture(kind: type) -> bool:
 
 
 def is_tensor(kind: type) -> bool:
-    """Returns whether values of a type are tensors of torch. A subclass has more than numbers."""
-    return kind.__module__ == "torch" and kind.__name__ == "Tensor"
+    """Returns whether values of a type are tensors of torch, or parameters of modules, which count
+    as the tensors of their numbers. Other subclasses have more than numbers.
+    """
+    if kind.__module__ == "torch":
+        return kind.__name__ == "Tensor"
+    names = {base.__name__ for base in kind.__mro__ if base.__module__ == "torch.nn.parameter"}
+    # A parameter that is not initialized has no numbers.
+    return "Parameter" in names and "UninitializedTensorMixin" not in names
 
 
 def numbers_in(lists: Sequence[Any]) -> Any:

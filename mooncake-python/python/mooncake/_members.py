@@ -259,8 +259,7 @@ def check_tensor(tensor: Any, name: str) -> None:
     """Raises `TypeError` or `ValueError` for a tensor that would come back as another one."""
     if not is_plain_tensor(type(tensor)):
         raise TypeError(
-            f"cannot put member: its class would be lost. name={name!r} class={_full_name(type(tensor))};"
-            " put a torch.Tensor, such as value.detach() of a parameter"
+            f"cannot put member: its class would be lost. name={name!r} class={_full_name(type(tensor))}; put a torch.Tensor"
         )
     if code_of(tensor.dtype) is None or str(tensor.layout) != "torch.strided":
         raise ValueError(
