@@ -538,3 +538,56 @@ def test_images_of_several_frames_are_refused():
         assert "field 'field'" in (text := refused({"non_tensor_batch": {"field": objects([value])}})) and "frames=2" in text
     first.info["transparency"] = "red"
     assert "field 'field'" in refused({"non_tensor_batch": {"field": objects([first])}})
+
+
+def frames(form: str, count: int) -> bytes:
+    """Returns the file of an image of several frames."""
+    image, file = pytest.importorskip("PIL.Image", reason="columns of images need Pillow"), io.BytesIO()
+    first, *others = [image.new("RGB", (4, 3), (50 * i, 10, 20)) for i in range(count)]
+    try:
+        first.save(file, form, save_all=True, append_images=others)
+    except (KeyError, OSError) as error:
+        pytest.skip(f"Pillow lacks a format: {error!r}")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("form", ["GIF", "PNG", "WEBP", "TIFF"])
+def test_each_format_of_several_frames_is_refused(form):
+    data = frames(form, 2)
+    for is_loaded in (False, True):
+        value = pytest.importorskip("PIL.Image").open(io.BytesIO(data))
+        if is_loaded:
+            value.load()
+        for given in (value, [value], {"a": value}):
+            assert "field 'field'" in (text := refused({"non_tensor_batch": {"field": objects([given])}})) and "frames=2" in text
+
+
+def test_photos_with_previews_are_images():
+    value = pytest.importorskip("PIL.Image").open(io.BytesIO(frames("MPO", 2)))
+    assert type(value).__name__ == "MpoImageFile" and value.n_frames == 2
+    store = transfer()
+    for given in (value, [value], {"a": value}):
+        got = store.get(store.put({"non_tensor_batch": {"field": objects([given])}}))["non_tensor_batch"]["field"][0]
+        got = got[0] if type(got) is list else got["a"] if type(got) is dict else got
+        assert (got.format, got.mode, got.size, got.tobytes()) == ("MPO", "RGB", (4, 3), value.tobytes())
+
+
+@pytest.mark.parametrize(("form", "count"), [("GIF", 1), ("GIF", 2), ("PNG", 1), ("PNG", 2), ("WEBP", 1), ("TIFF", 1), ("TIFF", 2), ("MPO", 2), ("JPEG", 1)])
+def test_loaded_images_of_closed_files_are_stored(tmp_path, form, count):
+    path = tmp_path / "image"
+    path.write_bytes(frames(form, count))
+    with pytest.importorskip("PIL.Image").open(path) as value:
+        value.load()
+    pixels, store = value.tobytes(), transfer()
+    for given in (value, [value]):
+        got = store.get(store.put({"non_tensor_batch": {"field": objects([given])}}))["non_tensor_batch"]["field"][0]
+        got = got[0] if type(got) is list else got
+        assert (got.format, got.mode, got.tobytes()) == (form, value.mode, pixels) and value.tobytes() == pixels
+
+
+def test_closed_images_without_pixels_are_refused(tmp_path):
+    path = tmp_path / "image"
+    path.write_bytes(frames("GIF", 1))
+    with pytest.importorskip("PIL.Image").open(path) as value:
+        pass
+    assert "field 'field'" in refused({"non_tensor_batch": {"field": objects([value])}})

@@ -527,7 +527,7 @@ def _media(value: Any) -> tuple[bytes, dict[str, Any]]:
     if value is None:
         return b"", {"kind": "null"}
     if is_picture(type(value)):
-        frames = getattr(value, "n_frames", 1)
+        frames = _frames_of(value)
         if frames > 1:
             raise ValueError(f"an image would lose all frames but one, so put image.copy() of each frame. frames={frames}")
         kept = {"mode": value.mode, "size": list(value.size), "format": getattr(value, "format", None)}
@@ -535,6 +535,21 @@ def _media(value: Any) -> tuple[bytes, dict[str, Any]]:
     if not is_bytes_like(type(value)):
         raise TypeError(f"rows must be bytes or images, not {type(value).__name__}")
     return bytes(value), {"kind": "bytes"}
+
+
+def _frames_of(picture: Any) -> int:
+    """Returns the number of frames of an image. A photo beside its previews is one frame. So is the
+    frame that is left of a file that is closed.
+    """
+    if getattr(picture, "format", None) == "MPO":
+        return 1
+    try:
+        file = getattr(picture, "_fp", None)
+        # Some formats read their file to count.
+        return 1 if file is not None and file.closed else int(getattr(picture, "n_frames", 1))
+    except Exception:
+        # Any use of a closed file fails. An image without pixels fails once it is loaded.
+        return 1
 
 
 def _colors_of(picture: Any) -> dict[str, Any]:
