@@ -11,8 +11,8 @@ import numpy as np
 
 from mooncake._bundle_types import RemoteBundleRef, StructuredMemberSlice
 from mooncake._columns import FieldSchema
-from mooncake._members import check_class
-from mooncake._row_types import InexactError, difference, restore
+from mooncake._members import PLAIN_ARRAYS, check_class
+from mooncake._row_types import InexactError, ObjectArray, difference, restore
 from mooncake._shards import _is_tensor
 
 HANDLE = "mooncake_dataproto_ref"
@@ -60,8 +60,8 @@ def is_dataproto_ref_handle(value: Any) -> bool:
 
 
 def _json_safe(value: Any, name: str) -> Any:
-    """Returns a value as JSON has it: tuples as lists, numbers of numpy as Python's, and values of
-    a subclass of a plain type as those of the plain type.
+    """Returns a value as JSON has it: tuples and arrays as lists, numbers of numpy as Python's, and
+    values of a subclass of a plain type as those of the plain type.
 
     Raises `TypeError` with the name of a value that JSON does not have.
     """
@@ -75,6 +75,8 @@ def _json_safe(value: Any, name: str) -> Any:
         with np.errstate(all="ignore"):
             # `tolist` returns long numbers as those of numpy.
             return (value.astype(np.float64) if value.dtype.kind == "f" else value).tolist()
+    if _is_of_objects(value):
+        return _json_safe(value.tolist(), name)
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
@@ -88,6 +90,10 @@ def _json_safe(value: Any, name: str) -> Any:
         f"cannot export DataProto ref: handles support only JSON-safe values. name={name!r} type={type(value).__name__};"
         " put a field, or a value that JSON has"
     )
+
+
+def _is_of_objects(value: Any) -> bool:
+    return type(value) in PLAIN_ARRAYS and value.dtype == object
 
 
 def _typed(value: Any, name: str) -> tuple[Any, Any]:
@@ -106,13 +112,17 @@ def _typed(value: Any, name: str) -> tuple[Any, Any]:
 
 
 def _plain_classes(value: Any) -> Any:
-    """Returns a value with dictionaries, lists, tuples, texts and numbers of the plain classes."""
+    """Returns a value with dictionaries, lists, tuples, texts and numbers of the plain classes, and
+    arrays of objects as their elements.
+    """
     if isinstance(value, Mapping):
         return {str.__str__(key): _plain_classes(one) for key, one in value.items()}
     if isinstance(value, tuple):
         return tuple(map(_plain_classes, value))
     if isinstance(value, list):
         return [*map(_plain_classes, value)]
+    if _is_of_objects(value):
+        return ObjectArray(list(value.shape), [*map(_plain_classes, value.reshape(-1))])
     if isinstance(value, str | int | float) and not isinstance(value, np.generic):
         return _json_safe(value, "")
     return value

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from mooncake._decisions import is_none, is_picture, is_tensor, kinds_of
-from mooncake._manifests import numbers_of
+from mooncake._manifests import is_count, numbers_of
 from mooncake._members import PLAIN_ARRAYS, ArrayRows, Pieces
 
 ROW_TYPES = "row_types"
@@ -28,6 +29,14 @@ _LEAVES = frozenset({bool, int, float, str, bytes, type(None)})
 
 class InexactError(ValueError):
     """Value that would come back as another one."""
+
+
+@dataclass(frozen=True)
+class ObjectArray:
+    """Array of objects in metadata: its shape, and its elements in C order."""
+
+    shape: list[int]
+    items: list[Any]
 
 
 def _real(back: Any) -> Any:
@@ -179,6 +188,8 @@ def difference(value: Any, back: Any) -> Any:
         return _difference_of_list(value, back)
     if kind is dict:
         return _difference_of_dict(value, back)
+    if kind is ObjectArray:
+        return ["objects", value.shape, difference(value.items, _elements(back, len(value.shape)))]
     if kind is type(back) and _equal(value, back):
         return None
     name = _NAMES.get(kind)
@@ -214,6 +225,14 @@ def _difference_of_dict(value: dict[Any, Any], back: Any) -> Any:
         if below is not None:
             different[key] = below
     return ["dict", different] if different else None
+
+
+def _elements(nested: Any, dims: int) -> list[Any]:
+    """Returns the elements of nested lists of that many dimensions."""
+    made = [nested]
+    for _ in range(dims):
+        made = [*chain.from_iterable(made)]
+    return made
 
 
 def _difference_of_array(value: Any, back: Any) -> Any:
@@ -286,6 +305,8 @@ def restore(back: Any, described: Any) -> Any:
         if array.dtype.kind == "c" and dtype.kind != "c":
             array = array.real
         return array.astype(dtype, copy=False).reshape(rest[1])
+    if kind == "objects":
+        return _restored_objects(back, *rest)
     if kind == "dict":
         return {**back, **{key: restore(back[key], below) for key, below in rest[0].items()}}
     if kind not in ("list", "tuple"):
@@ -297,6 +318,16 @@ def restore(back: Any, described: Any) -> Any:
         for at, below in rest[0].items():
             made[int(at)] = restore(made[int(at)], below)
     return tuple(made) if kind == "tuple" else made
+
+
+def _restored_objects(back: Any, shape: Any, below: Any) -> Any:
+    items = _elements(back, len(shape))
+    if not isinstance(shape, list) or not all(map(is_count, shape)) or math.prod(shape) != len(items):
+        raise ValueError(f"invalid shape of an array: {shape!r:.100}")
+    made = np.empty(len(items), object)
+    for at, item in enumerate(items if below is None else restore(items, below)):
+        made[at] = item
+    return made.reshape(shape)
 
 
 def is_converted(value: Any, back: Any) -> bool:

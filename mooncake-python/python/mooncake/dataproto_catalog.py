@@ -261,18 +261,19 @@ class DataProtoCatalog:
         return result
 
     def _meta_info(self, ids: Iterable[str]) -> dict[str, Any]:
-        from mooncake._dataproto import META_TYPES, import_dataproto_ref
+        from mooncake._dataproto import import_dataproto_ref
 
         merged: dict[str, Any] = {}
         known: dict[str, Any] = {}
         for of in ids:
             handle = self._fragments[of].handle
             for name, value in import_dataproto_ref(handle).meta_info.items():
-                # Arrays are compared by their form in the handle.
-                stored = handle["meta_info"][name], handle.get(META_TYPES, {}).get(name)
-                if known.setdefault(name, stored) != stored:
+                # Values of different types do not conflict if JSON has the same for them. The types
+                # are those of the first batch.
+                plain = handle["meta_info"][name]
+                if known.setdefault(name, plain) != plain:
                     raise ValueError(f"batches have different values of meta_info {name!r}")
-                merged[name] = copy.deepcopy(value)
+                merged.setdefault(name, copy.deepcopy(value))
         return merged
 
     def list(self, partition: str | None = None) -> dict[str, dict[str, Any]]:
