@@ -372,13 +372,14 @@ def test_a_manifest_without_shards_is_absent(store, key, objects):
         assert store.remove(f"{name}_tp_1", True) == 0
         put_shards(store, name, shape, size)
         assert torch.equal(read(store, name, "full", tp(0, size)), shape)
-    # In one batch, the first put decides. Shards of another number replace the manifest of a buffer, too.
+    # In one batch, the first put decides.
     put_shards(store, key, WHOLE, 2)
     assert [store.remove(f"{key}_tp_{rank}", True) for rank in range(2)] == [0, 0]
     codes = store.batch_put_tensor_with_parallelism([key] * 3, [WHOLE[:1], WHOLE[:2], WHOLE[1:2]], [tp(0, 4), tp(0, 2), tp(1, 4)])
     assert codes == [0, -600, 0]
     for rank in range(2):
         assert store.remove(f"{key}_tp_{rank}", True) == 0
+    # Shards from a buffer replace the manifest, too.
     assert store.put_tensor_with_parallelism_from(key, *of_whole, tp(0, 2)) == 0
     assert torch.equal(read(store, key, "full", tp(0, 1)), WHOLE)
 

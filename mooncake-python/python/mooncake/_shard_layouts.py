@@ -108,18 +108,18 @@ class ShardLayouts(TensorPlans):
         first: dict[str, int] = {}
         for i, write in manifests.items():
             first.setdefault(write.key, i)
-        contradicted: dict[int, Manifest] = {}
+        contradicted: dict[int, tuple[list[_Write], Manifest]] = {}
         for i in first.values():
             entry, found = entries[i], stored[manifests[i].key]
             if isinstance(entry, list) and found is not None and _contradicts(entry, Manifest.parse(entry[-1].header), found):
                 if _are_all_keys(entry[0], entry[-1]):
-                    contradicted[i] = found
+                    contradicted[i] = entry, found
         kept: set[str] = set()
         shards = (
-            (manifests[i], key, found)
-            for i, found in contradicted.items()
-            for key in _keys_of_ranks(entries[i][0], manifests[i], found.shards)  # type: ignore[index]
-            if manifests[i].key not in kept
+            (entry[-1], key, found)
+            for entry, found in contradicted.values()
+            for key in _keys_of_ranks(entry[0], entry[-1], found.shards)
+            if entry[-1].key not in kept
         )
         for manifest, _, found, header in self._headers_of(shards):
             if header is not None and _is_of(header, found):
