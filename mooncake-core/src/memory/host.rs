@@ -13,7 +13,7 @@ use super::page::page_size;
 use super::promised::Promise;
 use super::reserve::{cannot_map, fill, is_commit_strict, populate};
 use super::shared::{SharedMapping, page_of};
-use super::{Location, MemorySource, MemorySpan, check_free_memory, missing_file_memory};
+use super::{Location, MemorySource, MemorySpan};
 use crate::error::{Error, ErrorCode, Result};
 use crate::fault_injection::is_planted;
 use crate::fork::ParentOnly;
@@ -179,9 +179,6 @@ impl HostMemory {
     /// `BUFFER_OVERFLOW` for too little memory, and the errors of [`map_file`](Self::map_file).
     pub fn map_filled(file: &File, offset: u64, len: usize) -> Result<Self> {
         let memory = Self::map_file(file, offset, len)?;
-        // The kernel would end the process in the middle.
-        let missing = missing_file_memory(file, offset, len as u64);
-        check_free_memory(usize::try_from(missing).unwrap_or(usize::MAX))?;
         fill(file, offset, len, usize::try_from(page_of(file)?).unwrap_or(usize::MAX))?;
         Ok(memory)
     }

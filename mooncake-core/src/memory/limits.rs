@@ -30,7 +30,7 @@ pub fn check_free_memory(len: usize) -> Result<()> {
     if len < CHECKED || crate::fault_injection::is_planted("promised-memory") {
         return Ok(());
     }
-    match unpromised_limits().into_iter().find(|limit| len as u64 > limit.free) {
+    match unpromised_limits(len as u64).into_iter().find(|limit| len as u64 > limit.free) {
         None => Ok(()),
         Some(MemoryLimit { total, free, origin }) => Err(Error::new(
             ErrorCode::BufferOverflow,
@@ -50,11 +50,14 @@ pub fn missing_file_memory(file: &File, offset: u64, len: u64) -> u64 {
     if is_in_memory(file) { missing_bytes(file, offset, len) } else { 0 }
 }
 
-/// Returns the limits that apply to this process. Memory that it has mapped and not yet written is
-/// not free: the memory of [`HostMemory`](super::HostMemory) with ordinary pages.
-pub fn unpromised_limits() -> Vec<MemoryLimit> {
-    let promised = promised::missing_bytes();
+/// Returns the limits that apply to this process, for a demand of `wanted` bytes. Memory that it
+/// has mapped and not yet written is not free: the memory of [`HostMemory`](super::HostMemory) with
+/// ordinary pages. The written part of that memory is counted if the demand depends on it.
+pub fn unpromised_limits(wanted: u64) -> Vec<MemoryLimit> {
     let mut limits = memory_limits(Path::new("/"));
+    let at_most = promised::missing_bytes_at_most();
+    let is_ample = limits.iter().all(|limit| limit.free.saturating_sub(at_most) >= wanted);
+    let promised = if at_most == 0 || is_ample { at_most } else { promised::count_missing_bytes() };
     limits.iter_mut().for_each(|limit| limit.free = limit.free.saturating_sub(promised));
     limits
 }

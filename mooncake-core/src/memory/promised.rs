@@ -8,8 +8,16 @@ use parking_lot::Mutex;
 
 use super::page::page_size;
 
-/// Mappings of this process: addresses and lengths in bytes.
-static PROMISED: Mutex<BTreeMap<usize, usize>> = Mutex::new(BTreeMap::new());
+/// Mappings of this process, by address.
+static PROMISED: Mutex<BTreeMap<usize, Promised>> = Mutex::new(BTreeMap::new());
+
+/// Promised memory of a mapping.
+#[derive(Clone, Copy, Debug)]
+struct Promised {
+    len: usize,
+    /// Bytes whose pages are not allocated, at most: pages are only added.
+    missing: u64,
+}
 
 /// Number of pages about which the kernel is asked at once.
 const PAGES: usize = 16 << 10;
@@ -24,7 +32,7 @@ impl Promise {
     /// Lists a mapping. The value is dropped before the mapping goes.
     pub(super) fn new(ptr: NonNull<u8>, len: usize) -> Self {
         let addr = ptr.as_ptr().addr();
-        PROMISED.lock().insert(addr, len);
+        PROMISED.lock().insert(addr, Promised { len, missing: len as u64 });
         Self { addr }
     }
 }
@@ -35,11 +43,25 @@ impl Drop for Promise {
     }
 }
 
-/// Returns the bytes of the listed mappings whose pages are not allocated.
-pub(super) fn missing_bytes() -> u64 {
-    // The lock keeps the mappings in place.
-    let promised = PROMISED.lock();
-    promised.iter().map(|(addr, len)| missing_in(*addr, *len)).fold(0, u64::saturating_add)
+/// Returns the bytes of the listed mappings whose pages are not allocated, at most: as of the last
+/// count.
+pub(super) fn missing_bytes_at_most() -> u64 {
+    PROMISED.lock().values().fold(0, |sum, one| sum.saturating_add(one.missing))
+}
+
+/// Counts the bytes of the listed mappings whose pages are not allocated. This takes a millisecond
+/// or two for each gibibyte.
+pub(super) fn count_missing_bytes() -> u64 {
+    // Not under the lock: a fork meanwhile would leave it locked in the child. A mapping that goes
+    // meanwhile has no pages, or those of another mapping.
+    let listed: Vec<(usize, usize)> = PROMISED.lock().iter().map(|(addr, one)| (*addr, one.len)).collect();
+    for (addr, len) in listed {
+        let missing = missing_in(addr, len);
+        if let Some(one) = PROMISED.lock().get_mut(&addr).filter(|one| one.len == len) {
+            one.missing = one.missing.min(missing);
+        }
+    }
+    missing_bytes_at_most()
 }
 
 fn missing_in(addr: usize, len: usize) -> u64 {
@@ -70,8 +92,9 @@ mod tests {
     /// Returns the missing bytes of one mapping.
     fn missing_of(memory: &HostMemory) -> Option<u64> {
         let addr = memory.span().ptr.as_ptr().addr();
-        let len = PROMISED.lock().get(&addr).copied()?;
-        Some(missing_in(addr, len))
+        let one = PROMISED.lock().get(&addr).copied()?;
+        assert!(one.missing >= missing_in(addr, one.len));
+        Some(missing_in(addr, one.len))
     }
 
     #[test]
@@ -88,6 +111,7 @@ mod tests {
             // Huge pages may take a little more.
             let after = missing_of(&memory).unwrap();
             assert!((44 << 20..=48 << 20).contains(&after), "{after} {options:?}");
+            assert!(count_missing_bytes() >= after);
             let Ok((memory, hole)) = memory.relocate() else { continue };
             assert!((44 << 20..=48 << 20).contains(&missing_of(&memory).unwrap()), "{options:?}");
             drop(hole);

@@ -5,8 +5,10 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 
-use mooncake_core::memory::{HostMemory, MemorySource, MemorySpan};
+use mooncake_core::memory::{HostMemory, MemorySource, MemorySpan, check_free_memory, missing_file_memory};
 use mooncake_core::{Error, ErrorCode, Result};
+
+use crate::host::allow_overcommit;
 
 /// Mapped and locked part of a file.
 pub(super) struct FileSegment {
@@ -23,6 +25,11 @@ impl FileSegment {
     /// `FILE_WRITE_FAIL` if the file has holes and its file system has no space for them, or the
     /// error that prevents the mapping.
     pub(super) fn new(file: File, offset: u64, len: usize) -> Result<Self> {
+        // The kernel would end the process in the middle.
+        if !allow_overcommit() {
+            let missing = missing_file_memory(&file, offset, len as u64);
+            check_free_memory(usize::try_from(missing).unwrap_or(usize::MAX))?;
+        }
         // A hole in the file would end the process at its first use on a full file system.
         let memory = HostMemory::map_filled(&file, offset, len)?;
         if let Err(error) = lock(&file, offset, len) {

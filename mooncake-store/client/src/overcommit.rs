@@ -97,7 +97,7 @@ impl ClientConfig {
         if self.allow_overcommit || demand.total() == 0 || is_planted("overcommit") {
             return Ok(());
         }
-        let mut limits = unpromised_limits();
+        let mut limits = unpromised_limits(demand.total());
         limits.extend(self.memory.numa_node.and_then(|node| numa_node_limit(Path::new("/"), node)));
         check(&limits, held, demand)
     }
