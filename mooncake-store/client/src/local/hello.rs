@@ -10,7 +10,7 @@ use mooncake_ipc::socket::RECORD_LEN;
 
 const MAGIC: [u8; 4] = *b"MKLC";
 /// Version of the protocol; both sides must have the same one.
-pub const VERSION: u16 = 3;
+pub const VERSION: u16 = 4;
 
 /// Returns the hello of this version.
 pub fn encode() -> [u8; RECORD_LEN] {

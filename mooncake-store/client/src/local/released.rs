@@ -1,10 +1,15 @@
 //! Objects that a shared client has located and reads no more. The daemon drops them, so that their
-//! space need not wait for the ends of their leases.
+//! space need not wait for the ends of their leases. Many of them make one report.
 
 use std::sync::Arc;
 
+use std::time::Duration;
+
 use parking_lot::Mutex;
 use tokio::sync::Notify;
+
+/// Time in which further numbers join a report. A put that waits for space has longer pauses.
+const JOIN: Duration = Duration::from_millis(10);
 
 /// Numbers of objects that are not reported to the daemon yet.
 #[derive(Debug, Default)]
@@ -14,11 +19,12 @@ pub(super) struct ReleasedObjects {
 }
 
 impl ReleasedObjects {
-    /// Waits until there is a number.
+    /// Waits until there are numbers to report.
     pub(super) async fn added(&self) {
         while self.numbers.lock().is_empty() {
             self.added.notified().await;
         }
+        tokio::time::sleep(JOIN).await;
     }
 
     /// Takes the numbers, for one report of all of them.
@@ -42,7 +48,10 @@ impl HeldObject {
 
 impl Drop for HeldObject {
     fn drop(&mut self) {
-        self.released.numbers.lock().push(self.number);
-        self.released.added.notify_one();
+        let mut numbers = self.released.numbers.lock();
+        numbers.push(self.number);
+        if numbers.len() == 1 {
+            self.released.added.notify_one();
+        }
     }
 }
