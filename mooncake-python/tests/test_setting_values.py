@@ -247,7 +247,7 @@ def test_times_of_setup():
         ("ssd_prefetch_cooldown_sec", "1500ms"),
         ("ssd_prefetch_dedup_ttl_sec", "-1"),
         ("rpc_timeout_ms", "0s"),
-        ("client_http_port", "65536"),
+        ("client_http_port", "1e1"),
     ]:
         assert store.setup(settings(**{name: wrong})) == -600
         assert name in store.last_error().message

@@ -33,7 +33,7 @@ from mooncake._mooncake import (
     get_alloc_func_addr,
     get_free_func_addr,
 )
-from mooncake._sizes import SIZES, parse_memory_size, parse_millis, parse_switch, parsed, port
+from mooncake._sizes import SIZES, parse_memory_size, parse_millis, parse_number, parse_switch, parsed, port
 from mooncake._tensors import TensorCalls, _deserialize_tensor, _serialize_tensor, _tensor_metadata_size
 from mooncake._types import (
     ObjectDataType,
@@ -106,6 +106,10 @@ class _Prefetching:
             _seconds(texts, "ssd_prefetch_cooldown_sec"),
             _seconds(texts, "ssd_prefetch_dedup_ttl_sec"),
         )
+
+
+def _any_number(text: str) -> int:
+    return parse_number(text, 0, (1 << 63) - 1)
 
 
 def _seconds(texts: dict[str, str], name: str) -> int | None:
@@ -281,7 +285,8 @@ class MooncakeDistributedStore(TensorCalls):
             segment, buffer = (parsed(parse_memory_size, texts, name, str(16 * _MIB)) for name in SIZES)
             serve = parsed(parse_switch, texts, "enable_client_http_server", "false")
             offload = parsed(parse_switch, texts, "enable_ssd_offload", "false")
-            http_port = parsed(port, texts, "client_http_port", "9300")
+            # Without a server, any number is a port.
+            http_port = parsed(port if serve else _any_number, texts, "client_http_port", "9300")
             embedded = parsed(parse_switch, texts, "enable_embedded_master", "false")
             prefetching = _Prefetching.parse(texts)
             timeout_ms = _millis(texts, "rpc_timeout_ms", "ms", 1)
