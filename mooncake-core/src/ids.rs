@@ -122,6 +122,9 @@ impl SlotId {
 pub struct ReplicaId(pub u64);
 
 impl ReplicaId {
+    /// Number of no replica: the owner of a disk reads an object that it was asked to write there.
+    pub const OF_OFFLOAD: Self = Self(u64::MAX);
+
     /// Returns the first number of a master, made of a random number.
     pub fn first(drawn: u64) -> Self {
         // The bit below stays 0, which leaves more numbers than a master can use.

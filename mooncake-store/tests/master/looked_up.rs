@@ -64,11 +64,55 @@ fn a_get_in_time_finds_its_object() {
 fn a_look_up_after_a_pause_protects_again() {
     let rig = full(MasterOptions::default());
     look_up_all(&rig);
-    rig.alive_for(0.6);
+    rig.alive_for(1.1);
     look_up_all(&rig);
     assert_eq!(rig.put(2, "new", LEN).map(drop), Err(NoAvailableHandle));
     rig.alive_for(0.5);
     rig.put(2, "new", LEN).unwrap();
+}
+
+/// Polls of every period leave time to puts: those that are rarer than a protection lasts, too.
+#[test]
+fn polls_of_every_period_stop_no_writer() {
+    for period in [0.3, 0.49, 0.51, 0.75, 0.99, 1.01, 1.5, 4.0, 6.0] {
+        let rig = full(MasterOptions::default());
+        let (mut keys, mut tries, mut stored) = (OBJECTS, 0, 0);
+        for round in 0..30 {
+            // The first keys are gone once others have been stored.
+            for at in keys.saturating_sub(2 * OBJECTS)..keys {
+                rig.exists(&at.to_string());
+            }
+            for _ in 0..10 {
+                rig.alive_for(period / 10.0);
+                // The first look-ups protect for half a second.
+                tries += usize::from(round > 3);
+                if rig.put(2, &keys.to_string(), LEN).is_ok() {
+                    keys += 1;
+                    stored += usize::from(round > 3);
+                }
+            }
+        }
+        assert!(3 * stored >= tries, "{stored} of {tries} puts, a poll each {period} s");
+    }
+}
+
+/// Look-ups of one object of a group protect the others no longer than itself.
+#[test]
+fn polls_of_one_object_of_a_group_stop_no_writer() {
+    let rig = full(MasterOptions::default());
+    (0..OBJECTS).for_each(|at| rig.remove(&at.to_string(), true).unwrap());
+    for at in 0..OBJECTS {
+        let group_ids = Some(vec![format!("g{}", at / 4)]);
+        let config = ReplicateConfig { group_ids, hard_pin: at % 4 == 0, ..ReplicateConfig::default() };
+        rig.put_with(1, &at.to_string(), LEN, &config).unwrap();
+    }
+    let mut stored = 0;
+    for number in 0..60 {
+        (0..OBJECTS).step_by(4).for_each(|at| assert!(rig.exists(&at.to_string())));
+        rig.alive_for(0.1);
+        stored += usize::from(rig.put(2, &format!("new {number}"), LEN).is_ok());
+    }
+    assert!(stored >= 40, "{stored} of 60 puts");
 }
 
 #[test]

@@ -48,7 +48,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         if call.is_behind_gap {
             self.count_miss(&mut shard, key, hash, found, now, call);
         }
-        let (lease, pause) = (self.space().lease_from(now), self.space().options.look_up_floor());
+        let (lease, pause) = (self.space().lease_from(now), self.space().options.look_up_pause());
         shard[slot].grant_look_up(now, lease, pause);
         // A policy that counts uses learns from those that read. The lease protects the object.
         if !self.space().directory.ranks_by_value() {
@@ -210,8 +210,16 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         let now = call.now().unwrap_or_else(|| self.space().clock.now());
         let hash = self.hash_of(key, call);
         let mut shard = self.space().directory.lock(hash);
-        shard.reads.requests += 1;
         let found = shard.find(hash, key);
+        if let (Some(slot), Some(ReplicaId::OF_OFFLOAD)) = (found, call.located)
+            && shard[slot].offload().is_some()
+            && is_readable_again(&shard, slot, ReplicaId::OF_OFFLOAD, now)
+        {
+            // The space waits for the report of the owner, so the owner needs no lease. A lease
+            // would keep memory occupied that the disk is to free.
+            return Ok(show(&shard[slot]));
+        }
+        shard.reads.requests += 1;
         let can_read = |slot: &SlotId| match call.located {
             Some(id) => is_readable_again(&shard, *slot, id, now),
             None => is_readable(&shard, *slot, now),

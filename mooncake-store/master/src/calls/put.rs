@@ -419,8 +419,10 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         let in_use = if is_planted("upsert-ignores-disk-promises") {
             object.lease
         } else {
-            // The owner of a disk may be reading the value, too.
-            self.space().in_use_until(object).max(object.lease)
+            // A lease of look-ups yields, as to a put that evicts. The owner of a disk may be
+            // reading the value, too.
+            let yields = self.space().lease_yields(object, now);
+            self.space().in_use_until(object).max(if yields { Moment(0) } else { object.lease })
         };
         if !fits || in_use > now {
             return Ok(None);

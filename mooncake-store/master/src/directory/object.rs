@@ -17,6 +17,7 @@ use crate::model::disk_replicas::{DiskReplicas, DiskTier, FileGrant};
 use crate::model::group::Group;
 use crate::model::ledger::StoredChange;
 use crate::model::lifetime::Lifetime;
+use crate::model::look_ups::begin_of_look_ups;
 use crate::model::readers::ObjectReads;
 use crate::model::segment::Allocation;
 use crate::model::value::{Stamp, Writer};
@@ -221,20 +222,16 @@ impl<A: SegmentAllocator> Object<A> {
         self.looked_up_since = Moment(0);
         self.lease = self.lease.max(until);
         if let Some(group) = &self.group {
-            group.extend(until);
             group.extend_reads(until);
         }
     }
 
-    /// Grants the lease of a look-up, from `now` on. Look-ups less than `pause` apart are one.
+    /// Grants the lease of a look-up, from `now` on. Look-ups at most `pause` apart are one.
     pub(crate) fn grant_look_up(&mut self, now: Moment, until: Moment, pause: Duration) {
-        let last = Moment(self.lease.0.saturating_sub(until.since(now).as_nanos() as u64));
-        if self.looked_up_since == Moment(0) || now.since(last) > pause {
-            self.looked_up_since = now;
-        }
+        self.looked_up_since = begin_of_look_ups(self.looked_up_since, self.lease, now, until, pause);
         self.lease = self.lease.max(until);
         if let Some(group) = &self.group {
-            group.extend(until);
+            group.extend_look_ups(now, until, pause);
         }
     }
 

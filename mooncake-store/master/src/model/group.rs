@@ -3,10 +3,12 @@
 use std::collections::{HashMap, HashSet};
 use std::hash::BuildHasher;
 use std::sync::Arc;
+use std::time::Duration;
 
 use foldhash::quality::FixedState;
 use mooncake_core::clock::Moment;
 
+use super::look_ups::begin_of_look_ups;
 use crate::sync::Mutex;
 use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -20,6 +22,8 @@ pub(crate) struct Group {
     lease: AtomicU64,
     /// End of the latest lease of a read on one of the objects.
     reads: AtomicU64,
+    /// Begin of the look-ups that have extended the lease since the last read; 0 for none.
+    looked_up_since: AtomicU64,
     objects: Mutex<GroupObjects>,
 }
 
@@ -101,9 +105,25 @@ impl Group {
         Moment(self.reads.load(Relaxed))
     }
 
-    /// Extends the lease of reads of the group.
+    /// Returns the begin of the look-ups that have extended the lease since the last read; 0 for
+    /// none.
+    pub(crate) fn looked_up_since(&self) -> Moment {
+        Moment(self.looked_up_since.load(Relaxed))
+    }
+
+    /// Extends the lease of the group for a read.
     pub(crate) fn extend_reads(&self, until: Moment) {
+        self.looked_up_since.store(0, Relaxed);
         self.reads.fetch_max(until.0, Relaxed);
+        self.extend(until);
+    }
+
+    /// Extends the lease of the group for a look-up at `now`. Look-ups at most `pause` apart are
+    /// one.
+    pub(crate) fn extend_look_ups(&self, now: Moment, until: Moment, pause: Duration) {
+        let since = begin_of_look_ups(self.looked_up_since(), self.lease(), now, until, pause);
+        self.looked_up_since.store(since.0, Relaxed);
+        self.extend(until);
     }
 
     /// Extends the lease of the group.
@@ -155,8 +175,10 @@ impl Groups {
         let group = match part.get(name).filter(is_open) {
             Some(known) => known.clone(),
             None => {
-                let (lease, reads, objects) = (AtomicU64::new(0), AtomicU64::new(0), Mutex::default());
-                let group = Arc::new(Group { name: name.to_owned(), lease, reads, objects });
+                let [lease, reads, looked_up_since] = [0; 3].map(AtomicU64::new);
+                let objects = Mutex::default();
+                let group = Group { name: name.to_owned(), lease, reads, looked_up_since, objects };
+                let group = Arc::new(group);
                 if part.insert(name.to_owned(), group.clone()).is_some() {
                     tracing::debug!(name, objects = MAX_OBJECTS, "group is full; another one begins");
                 }

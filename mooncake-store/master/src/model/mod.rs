@@ -16,6 +16,7 @@ pub(crate) mod group;
 pub(crate) mod journal;
 pub(crate) mod ledger;
 pub(crate) mod lifetime;
+pub(crate) mod look_ups;
 pub(crate) mod misses;
 pub(crate) mod options;
 pub mod pattern;

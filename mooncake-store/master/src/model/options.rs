@@ -401,6 +401,12 @@ impl MasterOptions {
         self.look_up_protection.unwrap_or(self.lease_ttl / 10).min(self.lease_ttl)
     }
 
+    /// Returns the longest time between two look-ups of an object that count as one. Polls that are
+    /// further apart leave as much time to puts as they take.
+    pub(crate) fn look_up_pause(&self) -> Duration {
+        2 * self.look_up_floor()
+    }
+
     /// Returns the longest time for which a reader or a writer may rely on a response of a master
     /// with these options.
     pub fn longest_promise(&self) -> Duration {

@@ -74,11 +74,14 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
     /// Returns whether the lease of an object yields to a put that finds no other space. Look-ups
     /// have extended it for a while, nothing reads the object or its group, and a get had its time.
     pub(crate) fn lease_yields(&self, object: &Object<A>, now: Moment) -> bool {
-        let since = object.looked_up_since;
-        since != Moment(0)
-            && since.after(self.options.look_up_floor()) <= now
+        let had_time = |since: Moment| since != Moment(0) && since.after(self.options.look_up_floor()) <= now;
+        let of_group = object.group().is_none_or(|group| {
+            !self.protects(group.lease(), now)
+                || had_time(group.looked_up_since()) && !self.protects(group.read_lease(), now)
+        });
+        (!self.lease_holds(object, now) || had_time(object.looked_up_since))
             && !self.protects(object.reads.until(object.lease), now)
-            && !object.group().is_some_and(|group| self.protects(group.read_lease(), now))
+            && of_group
             && !is_planted("look-ups-stop-writers")
     }
 
