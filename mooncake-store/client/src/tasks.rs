@@ -24,6 +24,9 @@ use mooncake_protocol::wire::{CopyPlan, Task, TaskInfo, TaskKind, TaskReport, Ta
 const MAX_FETCHED: u64 = 16;
 /// Maximum number of tasks that run at the same time.
 pub(crate) const MAX_RUNNING: usize = 4;
+/// Pause between the end of tasks and the request for those that follow. The master begins further
+/// moves of a drain meanwhile.
+const NEXT_TASKS: Duration = Duration::from_millis(50);
 /// Pause before a copy that found no space is retried, multiplied by the number of the retry.
 const PAUSE: Duration = Duration::from_millis(50);
 /// Maximum number of repeated requests for the space of a copy.
@@ -130,18 +133,41 @@ impl<T: Transport> Inner<T> {
         if self.segments.lock().is_empty() || self.task_permits.available_permits() == 0 {
             return Ok(());
         }
-        let tasks = deadline
-            .bound("fetching tasks", self.master.call(FetchTasks { client: self.id, limit: MAX_FETCHED }))
-            .await?;
-        for task in tasks {
-            let client = self.clone();
-            self.runtime.spawn(async move {
-                // The semaphore is never closed.
-                let Ok(_permit) = client.task_permits.acquire().await else { return };
-                client.finish_task(task).await;
-            });
+        let tasks = self.fetch_tasks(deadline).await?;
+        if !tasks.is_empty() {
+            self.runtime.spawn(self.clone().finish_tasks(tasks));
         }
         Ok(())
+    }
+
+    async fn fetch_tasks(&self, deadline: &Deadline) -> Result<Vec<Task>> {
+        let call = self.master.call(FetchTasks { client: self.id, limit: MAX_FETCHED });
+        deadline.bound("fetching tasks", call).await
+    }
+
+    /// Executes tasks, and those that follow them: the master moves a few objects of a drain at a
+    /// time, and the next ones should not wait for a heartbeat.
+    async fn finish_tasks(self: Arc<Self>, mut tasks: Vec<Task>) {
+        while !tasks.is_empty() {
+            let start = |task| {
+                let client = self.clone();
+                self.runtime.spawn(async move {
+                    // The semaphore is never closed.
+                    let Ok(_permit) = client.task_permits.acquire().await else { return };
+                    client.finish_task(task).await;
+                })
+            };
+            let started: Vec<_> = tasks.into_iter().map(start).collect();
+            for task in started {
+                // A task that panicked has ended, too.
+                let _ = task.await;
+            }
+            tokio::time::sleep(NEXT_TASKS).await;
+            if self.usable().is_err() {
+                return;
+            }
+            tasks = self.fetch_tasks(&self.deadline()).await.unwrap_or_default();
+        }
     }
 
     async fn finish_task(self: &Arc<Self>, task: Task) {

@@ -105,6 +105,25 @@ async fn objects_beyond_memory_come_back_from_disk() {
     assert_eq!(read(&other, &key(0)).await, None, "its disk is gone with it");
 }
 
+/// The owner of a disk reads what it writes there without a lease, which would keep the memory.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn puts_wait_for_disks_and_no_leases() {
+    let lease_ttl = Duration::from_secs(3600);
+    let options = MasterOptions { lease_ttl, ..options(DiskOptions::default()) };
+    let cluster = Cluster::start(Kind::Tcp, options).await;
+    let folder = tempfile::tempdir().unwrap();
+    let owner = owner(&cluster, folder.path()).connect().await.unwrap();
+    fill(&owner).await;
+    all_written(&cluster).await;
+    assert!(cluster.master.peek(key(KEYS - 1).as_bytes()).is_ok());
+    assert_eq!(cluster.master.leased_for(key(KEYS - 1).as_bytes()), None, "nothing was read");
+    for number in 0..KEYS {
+        let got = read(&owner, &key(number)).await;
+        assert!(got.as_deref() == Some(&*expected(number)), "{number}");
+    }
+    owner.close().await.unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn more_than_an_owner_lends_at_a_time_is_read_in_parts() {
     let cluster = cluster(DiskOptions::default()).await;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 
-use mooncake_store::client::PutOptions;
+use mooncake_store::client::{ClientConfig, PutOptions};
 use mooncake_store::master::MasterOptions;
 
 use crate::cluster::{Cluster, Kind, eventually, value};
@@ -67,4 +67,29 @@ async fn a_drained_client_leaves_without_a_miss() {
     stop.store(true, SeqCst);
     reader.await.unwrap();
     assert_eq!(cluster.master.stats().objects, OBJECTS);
+}
+
+/// The moves of a drain follow one another without a heartbeat between them: here each heartbeat
+/// would fetch 16 of 400, after 5 s.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn moves_of_a_drain_wait_for_no_heartbeat() {
+    const MANY: u64 = 400;
+    let cluster = Cluster::start(Kind::Tcp, MasterOptions::default()).await;
+    let config = ClientConfig { ping_interval: Duration::from_secs(5), ..ClientConfig::default() };
+    let leaving = cluster.builder_with(config).connect().await.unwrap();
+    for at in 0..MANY {
+        leaving.put(format!("k{at}"), &value(at, 1000)[..]).await.unwrap();
+    }
+    let _other = cluster.builder().connect().await.unwrap();
+    let moved = async {
+        loop {
+            let now = leaving.segments().drain().await.unwrap();
+            if now.done {
+                return now;
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    };
+    let moved = tokio::time::timeout(Duration::from_secs(90), moved).await.expect("125 s with heartbeats");
+    assert_eq!((moved.moved, moved.left), (MANY, 0));
 }

@@ -380,7 +380,7 @@ async fn copies<T: Transport>(
         let keys: Vec<&[u8]> = pending.iter().map(|&i| &*items[i].key).collect();
         let requested_at = client.config.clock.now();
         // No replica is named, so the only read of an object is left to its reader.
-        let replicas = vec![ReplicaId(0); keys.len()];
+        let replicas = vec![ReplicaId::OF_OFFLOAD; keys.len()];
         let call = client.master.locate_again(tenant, &keys, &replicas);
         let results = match client.deadline().bound("replica list", call).await {
             Ok(results) => results,
