@@ -198,6 +198,54 @@ fn a_job_that_moves_nothing_ends() {
 }
 
 #[test]
+fn a_client_that_leaves_joins_its_drain() {
+    let rig = three();
+    (0..8).for_each(|at| rig.put_in(1, &format!("k{at}"), KIB));
+    let job = rig.drain(&[1], &[], 2).unwrap();
+    rig.master.tick();
+    let own = rig.master.drain_client(client(1)).unwrap();
+    assert_eq!((own.id, own.active, own.waiting), (job, 2, 6));
+    while !rig.work(1).is_empty() {
+        rig.master.tick();
+    }
+    let own = rig.master.drain_client(client(1)).unwrap();
+    assert_eq!((own.id, own.status, own.succeeded), (job, DrainStatus::Succeeded, 8));
+}
+
+#[test]
+fn a_target_that_fails_is_chosen_last() {
+    let rig = three();
+    (0..4).for_each(|at| rig.put_in(1, &format!("k{at}"), KIB));
+    rig.put_in(2, "other", 500 * KIB);
+    let job = rig.drain(&[1], &[], 4).unwrap();
+    rig.master.tick();
+    for task in rig.master.fetch_tasks(client(1), 10) {
+        assert!(task.payload.contains(&name(3)), "the least used");
+        let report = TaskReport { id: task.id, status: TaskStatus::Failed, message: "gone".into() };
+        rig.master.complete_task(client(1), &report).unwrap();
+    }
+    rig.round();
+    rig.round();
+    assert_eq!(rig.work(1).len(), 4);
+    rig.round();
+    assert_eq!((rig.job(job).status, rig.job(job).failed), (DrainStatus::Succeeded, 0));
+    (0..4).for_each(|at| assert_eq!(rig.lies_in(&format!("k{at}")), [2]));
+}
+
+#[test]
+fn objects_of_an_unmounted_segment_are_counted() {
+    let rig = three();
+    (0..8).for_each(|at| rig.put_in(1, &format!("k{at}"), KIB));
+    let job = rig.drain(&[1], &[], 2).unwrap();
+    rig.master.tick();
+    assert_eq!(rig.work(1).len(), 2);
+    rig.master.unmount(client(1), segment(1, MIB).id).unwrap();
+    rig.master.tick();
+    let info = rig.job(job);
+    assert_eq!((info.status, info.succeeded, info.blocked), (DrainStatus::Failed, 2, 6));
+}
+
+#[test]
 fn a_segment_is_drained_when_its_last_reader_is_done() {
     let rig = three();
     rig.put_in(1, "k", KIB);

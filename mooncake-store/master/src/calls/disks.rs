@@ -150,11 +150,13 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
             tracing::warn!(%client, flag, dropped = hidden, "objects of other tenants on a disk are not read");
         }
         let announcing = owner.state.lock().announcing;
+        // Without any tenant, the policy is likely to be missing.
+        let has_tenants = !self.space().tenants.infos().is_empty();
         let (mut of_unregistered, mut unlisted) = (0, 0);
         for (item, place) in items.iter().zip(places).filter(|(item, _)| !is_hidden(item)) {
             let Ok(key) = self.scoped(&item.tenant, &item.key) else {
                 // A tenant that is not registered has no objects.
-                let key = self.scoped_to_remove(&item.tenant, &item.key).ok();
+                let key = self.scoped_to_remove(&item.tenant, &item.key).ok().filter(|_| has_tenants);
                 if let Some(key) = key.and_then(|key| ObjectKey::new(&key).ok()) {
                     owner.state.lock().mark_dropped(&key);
                     of_unregistered += 1;
@@ -269,7 +271,10 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         let add = || shard.add(hash, key.clone(), self.space().tenants.number(key.as_bytes()));
         let slot = slot.unwrap_or_else(add);
         let stamp = known.as_ref().and_then(|known| known.stamp).unwrap_or(Stamp::UNKNOWN);
+        let owner = copy.owner().cloned();
         shard[slot].add_disk_replica(copy.len, checksum, stamp, copy);
+        // An earlier announcement may have come while the tenant was not registered.
+        owner.into_iter().for_each(|owner| owner.state.lock().spare(key));
         self.space().announcements.returned.record(key);
         if let Some(pins) = known {
             shard[slot].hard_pin |= pins.hard_pin;

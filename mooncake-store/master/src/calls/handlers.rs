@@ -614,7 +614,7 @@ handlers! {
             done: job.status.is_over(),
             moved: job.succeeded,
             bytes: job.migrated_bytes,
-            left: job.active + job.blocked + job.failed,
+            left: job.active + job.waiting + job.blocked + job.failed,
         })
     };
     FetchZeroWork<'a>: |master, r| Ok(master.zero_work(r.client, &r.zeroed));

@@ -93,6 +93,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
             succeeded: 0,
             failed: 0,
             blocked: 0,
+            waiting: 0,
             active: 0,
             migrated_bytes: 0,
             message: "Drain job created".into(),
@@ -117,7 +118,17 @@ impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
             sources
         };
         if sources.is_empty() {
-            if let Some(job) = jobs.list.iter().rev().find(|job| job.leaving == Some(client)) {
+            // A job by request may be emptying the segments, or have emptied them.
+            let drained = self.drained_segments(client);
+            let is_own = |job: &&DrainJob<A>| {
+                let empties = job.sources.iter().any(|source| source.client == client);
+                let names = &job.info.segments;
+                let emptied = job.info.status == DrainStatus::Succeeded
+                    && !drained.is_empty()
+                    && drained.iter().all(|name| names.contains(name));
+                job.leaving == Some(client) || empties || emptied
+            };
+            if let Some(job) = jobs.list.iter().rev().find(is_own) {
                 return Ok(job.info());
             }
             return Err(Error::new(
@@ -131,6 +142,16 @@ impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
         let id = self.add_drain(&mut jobs, &request, sources, Some(client));
         self.drains.due.store(0, SeqCst);
         jobs.find(id).map(|job| job.info())
+    }
+
+    /// Returns the names of the segments of a client that a job has emptied.
+    fn drained_segments(&self, client: ClientId) -> Vec<String> {
+        let registry = self.space.segments.read();
+        let drained = registry
+            .list
+            .iter()
+            .filter(|segment| segment.client == client && segment.status() == SegmentStatus::Drained);
+        drained.map(|segment| segment.info.name.clone()).collect()
     }
 
     /// Cancels a drain job.
@@ -259,11 +280,15 @@ impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
             match tasks.outcome(active.task) {
                 None => job.active.push(active),
                 Some(Ok(())) => {
+                    job.failing.remove(&active.target);
                     job.info.succeeded += 1;
                     job.info.migrated_bytes = job.info.migrated_bytes.saturating_add(active.bytes);
                     job.touch("Drain job running".into(), wall);
                 }
-                Some(Err(why)) => job.retry(active.unit, &why, wall),
+                Some(Err(why)) => {
+                    job.failing.insert(active.target);
+                    job.retry(active.unit, &why, wall);
+                }
             }
         }
     }
@@ -340,7 +365,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
                     match self.create_move(unit.key.as_bytes(), source, &target) {
                         Ok(task) => {
                             (evicted, job.stalled) = (false, None);
-                            job.active.push(ActiveMove { unit, task, bytes });
+                            job.active.push(ActiveMove { unit, task, bytes, target });
                         }
                         Err(full) if full.code() == ErrorCode::TaskPendingLimitExceeded => {
                             job.ready.push_front(unit);
@@ -383,8 +408,10 @@ impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
         };
         let fits = |segment: &&Arc<MountedSegment<A>>| holds_one(segment) || segment.fits(value.len);
         // A move to a segment that has a replica already is a removal. It is the last choice.
-        let rank =
-            |segment: &&Arc<MountedSegment<A>>| (holds_one(segment), segment.is_reported_unreachable());
+        let rank = |segment: &&Arc<MountedSegment<A>>| {
+            let fails = segment.is_reported_unreachable() || job.failing.contains(&segment.info.name);
+            (holds_one(segment), fails)
+        };
         let best = registry
             .list
             .iter()

@@ -86,7 +86,7 @@ impl<A: SegmentAllocator> DrainJob<A> {
         let taken = |one: SnapshotMove| {
             let source = usize::try_from(one.source).ok().filter(|source| *source < sources)?;
             let unit = DrainUnit { key: ObjectKey::new(one.key).ok()?, source, tries: one.tries };
-            Some(ActiveMove { unit, task: one.task, bytes: one.bytes })
+            Some(ActiveMove { unit, task: one.task, bytes: one.bytes, target: String::new() })
         };
         let info = DrainInfo {
             id: saved.id,
@@ -98,6 +98,7 @@ impl<A: SegmentAllocator> DrainJob<A> {
             // Replicas that could not be moved are searched and tried again.
             failed: if over { saved.failed } else { 0 },
             blocked: saved.left,
+            waiting: 0,
             active: 0,
             migrated_bytes: saved.migrated_bytes,
             message: if over { saved.message } else { WAITS.into() },

@@ -1,6 +1,6 @@
 //! Table of drain jobs.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 
 use mooncake_core::alloc::SegmentAllocator;
@@ -33,6 +33,8 @@ pub(crate) struct ActiveMove {
     pub(crate) unit: DrainUnit,
     pub(crate) task: Uuid,
     pub(crate) bytes: u64,
+    /// Name of the segment that the replica moves to, if it is known.
+    pub(crate) target: String,
 }
 
 /// Drain job with its progress.
@@ -47,6 +49,8 @@ pub(crate) struct DrainJob<A> {
     pub(crate) ready: VecDeque<DrainUnit>,
     pub(crate) blocked: VecDeque<DrainUnit>,
     pub(crate) active: Vec<ActiveMove>,
+    /// Segments to which the last move failed. They are chosen last.
+    pub(crate) failing: HashSet<String>,
     /// Time before which no move begins.
     pub(crate) hold: Moment,
     /// Client that leaves, if it requested the job. Then objects with another replica stay, nothing
@@ -146,6 +150,7 @@ impl<A: SegmentAllocator> DrainJob<A> {
             ready: VecDeque::new(),
             blocked: VecDeque::new(),
             active: Vec::new(),
+            failing: HashSet::new(),
             hold: Moment(0),
             leaving: None,
             recheck: Moment(0),
@@ -181,12 +186,13 @@ impl<A: SegmentAllocator> DrainJob<A> {
         self.touch(message, wall);
         // A retired segment keeps its memory as long as it is referenced.
         self.sources.clear();
-        self.ready = VecDeque::new();
-        self.info.blocked = std::mem::take(&mut self.blocked).len() as u64;
+        let left = std::mem::take(&mut self.ready).len() + std::mem::take(&mut self.blocked).len();
+        self.info.blocked = left as u64;
     }
 
     pub(crate) fn info(&self) -> DrainInfo {
         let blocked = self.blocked.len() as u64 + self.info.blocked;
-        DrainInfo { blocked, active: self.active.len() as u64, ..self.info.clone() }
+        let (waiting, active) = (self.ready.len() as u64, self.active.len() as u64);
+        DrainInfo { blocked, waiting, active, ..self.info.clone() }
     }
 }

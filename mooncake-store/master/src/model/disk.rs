@@ -380,6 +380,11 @@ impl DiskOwnerState {
         self.dropped.insert(key.clone());
     }
 
+    /// Lets the owner keep an object that was marked as dropped and counts again.
+    pub(crate) fn spare(&mut self, key: &ObjectKey) {
+        self.dropped.remove(key);
+    }
+
     /// Assigns the next work, after the last assignment is done.
     pub(crate) fn assign_next(&mut self, now: Moment, write_out: Duration) {
         let write = self.send_offloads(now, write_out);

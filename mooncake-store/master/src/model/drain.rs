@@ -64,8 +64,11 @@ pub struct DrainInfo {
     /// Number of replicas that could not be moved.
     pub failed: u64,
     /// Number of replicas that cannot be moved now: they are being written or copied, or no segment
-    /// has enough free space. A job ends with them after a minute without any move.
+    /// has enough free space. A job ends with them after a minute without any move. After the end,
+    /// also those whose move has not begun.
     pub blocked: u64,
+    /// Number of replicas whose move has not begun.
+    pub waiting: u64,
     /// Number of replicas that are being moved.
     pub active: u64,
     /// Bytes that were moved.
