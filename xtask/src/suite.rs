@@ -504,7 +504,11 @@ mod tests {
         let name = format!("part {}", std::process::id());
         let job = Job { name, start: Box::new(start), alone: String::new(), size: 0 };
         let mut running = job.start(&[]).unwrap();
-        while std::fs::read(running.job.log()).unwrap().is_empty() {
+        // The shell prints a line, and a moment later its child becomes `sleep`.
+        let mark = running.mark.clone();
+        let words = |pid: &String| std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let is_there = || tree::marked(PART, &mark).iter().any(|pid| words(pid).starts_with(b"sleep"));
+        while std::fs::read(running.job.log()).unwrap().is_empty() || !is_there() {
             assert_eq!(running.poll(SILENCE), Ok(None));
         }
         assert!(matches!(running.poll(Duration::ZERO), Ok(Some(Err(_)))));

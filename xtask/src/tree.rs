@@ -13,7 +13,7 @@ const FRAMES: &str = "25";
 const STACK_SECONDS: &str = "60";
 
 /// Returns the numbers of all processes whose environment has this variable and value.
-fn marked(variable: &str, mark: &str) -> Vec<String> {
+pub(crate) fn marked(variable: &str, mark: &str) -> Vec<String> {
     let wanted = format!("{variable}={mark}");
     let carries = |pid: &str| {
         let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
