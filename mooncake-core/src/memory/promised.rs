@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use parking_lot::Mutex;
 
@@ -11,10 +12,15 @@ use super::page::page_size;
 /// Mappings of this process, by address.
 static PROMISED: Mutex<BTreeMap<usize, Promised>> = Mutex::new(BTreeMap::new());
 
+/// Number of the next mapping.
+static NEXT: AtomicU64 = AtomicU64::new(0);
+
 /// Promised memory of a mapping.
 #[derive(Clone, Copy, Debug)]
 struct Promised {
     len: usize,
+    /// Number of the mapping. Another one may have its address later.
+    number: u64,
     /// Bytes whose pages are not allocated, at most: pages are only added.
     missing: u64,
 }
@@ -32,7 +38,8 @@ impl Promise {
     /// Lists a mapping. The value is dropped before the mapping goes.
     pub(super) fn new(ptr: NonNull<u8>, len: usize) -> Self {
         let addr = ptr.as_ptr().addr();
-        PROMISED.lock().insert(addr, Promised { len, missing: len as u64 });
+        let number = NEXT.fetch_add(1, Relaxed);
+        PROMISED.lock().insert(addr, Promised { len, number, missing: len as u64 });
         Self { addr }
     }
 }
@@ -54,10 +61,10 @@ pub(super) fn missing_bytes_at_most() -> u64 {
 pub(super) fn count_missing_bytes() -> u64 {
     // Not under the lock: a fork meanwhile would leave it locked in the child. A mapping that goes
     // meanwhile has no pages, or those of another mapping.
-    let listed: Vec<(usize, usize)> = PROMISED.lock().iter().map(|(addr, one)| (*addr, one.len)).collect();
-    for (addr, len) in listed {
-        let missing = missing_in(addr, len);
-        if let Some(one) = PROMISED.lock().get_mut(&addr).filter(|one| one.len == len) {
+    let listed: Vec<(usize, Promised)> = PROMISED.lock().iter().map(|(addr, one)| (*addr, *one)).collect();
+    for (addr, counted) in listed {
+        let missing = missing_in(addr, counted.len);
+        if let Some(one) = PROMISED.lock().get_mut(&addr).filter(|one| one.number == counted.number) {
             one.missing = one.missing.min(missing);
         }
     }

@@ -13,6 +13,8 @@ use super::page::page_size;
 use crate::error::{Error, ErrorCode, Result};
 use crate::fault_injection::is_planted;
 
+/// Maximum number of holes that are looked at. What is behind them counts as missing.
+const MAX_PARTS: usize = 1 << 16;
 /// Bytes that one call to the kernel allocates. A signal costs only the work of one call.
 const STEP: u64 = 256 << 20;
 
@@ -85,13 +87,17 @@ pub(super) fn missing_bytes(file: &File, offset: u64, len: u64) -> u64 {
         u64::try_from(unsafe { libc::lseek(file.as_raw_fd(), at, what) }).ok()
     };
     let (mut at, mut missing) = (offset, 0);
-    while at < end {
+    for _ in 0..MAX_PARTS {
         // Without further data there is only a hole.
         let data = seek(at, libc::SEEK_DATA).unwrap_or(end).clamp(at, end);
         missing += data - at;
-        at = if data < end { seek(data, libc::SEEK_HOLE).unwrap_or(end).max(data + 1) } else { end };
+        // Files without holes, such as devices, have no position behind their data.
+        at = seek(data, libc::SEEK_HOLE).filter(|hole| data < end && *hole > data).unwrap_or(end);
+        if at >= end {
+            break;
+        }
     }
-    missing.min(missing_of_file)
+    missing.saturating_add(end.saturating_sub(at)).min(missing_of_file)
 }
 
 fn fill_in_steps(file: &File, offset: u64, len: u64) -> io::Result<()> {
@@ -224,6 +230,8 @@ mod tests {
         for (offset, len, missing) in [(0, 4, 2), (1, 1, 0), (2, 1, 1), (2, 9, 1 + 7)] {
             assert_eq!(missing_bytes(&file, offset * page, len * page), missing * page, "{offset} {len}");
         }
+        let device = File::open("/dev/zero").unwrap();
+        assert_eq!(missing_bytes(&device, 0, 1 << 62), 0, "a device has no holes");
         fill_in_steps(&file, 0, 4 * page).unwrap();
         assert_eq!(missing_bytes(&file, 0, 4 * page), 0, "allocated without bytes");
     }
