@@ -108,7 +108,7 @@ async fn objects_beyond_memory_come_back_from_disk() {
 /// The owner of a disk reads what it writes there without a lease, which would keep the memory.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn puts_wait_for_disks_and_no_leases() {
-    let lease_ttl = Duration::from_secs(3600);
+    let lease_ttl = Duration::from_secs(300);
     let options = MasterOptions { lease_ttl, ..options(DiskOptions::default()) };
     let cluster = Cluster::start(Kind::Tcp, options).await;
     let folder = tempfile::tempdir().unwrap();

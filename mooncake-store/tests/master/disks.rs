@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use crate::common::rig::{KIB, MIB, Rig, client, endpoint};
+use crate::common::rig::{KIB, MIB, Rig, client, endpoint, segment};
 use mooncake_core::ErrorCode::{self, *};
 use mooncake_core::alloc::Extent;
 use mooncake_core::evict::PolicyKind;
 use mooncake_core::ids::{SegmentId, Uuid};
-use mooncake_core::replica::{Replica, ReplicaLocation};
+use mooncake_core::replica::{Replica, ReplicaLocation, ReplicateConfig};
 use mooncake_store::master::{
     DiskOptions, DiskStats, MasterOptions, Placement, PromotionOptions, TenantQuota,
 };
@@ -609,6 +609,26 @@ fn remove_all_of_one_tenant_leaves_the_disks_of_others() {
     assert_eq!(rig.master.remove_all_of("one", true), 1);
     assert!(!rig.master.must_clear_disk(client(1)).unwrap());
     assert_eq!((rig.replicas_of("one\0k").1.len(), rig.replicas_of("two\0k").1.len()), (0, 1));
+}
+
+/// The owner of a disk reads what it writes there without a lease, also from memory that returns.
+#[test]
+fn memory_under_offload_is_not_granted_again() {
+    let rig = eager();
+    let (len, own) = (64 * KIB, segment(1, 64 * KIB));
+    rig.mount(2, len);
+    rig.master.unmount(client(1), segment(1, MIB).id).unwrap();
+    rig.master.mount(client(1), &own).unwrap();
+    rig.master.disk_work(client(1), true, 0).unwrap();
+    rig.put_with(9, "k", len, &ReplicateConfig::replicas(2)).unwrap();
+    let work = rig.master.disk_work(client(1), false, 0).unwrap();
+    assert_eq!(work.write.len(), 1);
+    rig.master.unmount(client(1), own.id).unwrap();
+    rig.master.mount(client(1), &own).unwrap();
+    let config = ReplicateConfig { preferred_segment: own.name.clone(), ..ReplicateConfig::default() };
+    assert!(rig.put_with(9, "other", len, &config).is_err(), "the owner may be copying");
+    rig.master.report_offloaded(client(1), work.number, &work.write, &[place(1, len.cast_signed())]).unwrap();
+    assert_eq!(rig.replicas_of("k"), (1, on(1)));
 }
 
 #[test]

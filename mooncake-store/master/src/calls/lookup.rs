@@ -212,11 +212,11 @@ impl<A: SegmentAllocator, E: MergeableOrder> Master<A, E> {
         let mut shard = self.space().directory.lock(hash);
         let found = shard.find(hash, key);
         if let (Some(slot), Some(ReplicaId::OF_OFFLOAD)) = (found, call.located)
-            && shard[slot].offload().is_some()
+            && shard[slot].offloaded_until() >= self.space().lease_from(now)
             && is_readable_again(&shard, slot, ReplicaId::OF_OFFLOAD, now)
         {
-            // The space waits for the report of the owner, so the owner needs no lease. A lease
-            // would keep memory occupied that the disk is to free.
+            // The space waits for the report of the owner for longer than a lease, so the owner
+            // needs none. A lease would keep memory occupied that the disk is to free.
             return Ok(show(&shard[slot]));
         }
         shard.reads.requests += 1;

@@ -24,6 +24,12 @@ impl<A: SegmentAllocator> Object<A> {
         self.tier.as_ref()?.offload.as_ref()
     }
 
+    /// Returns the time until which the owner of a disk may read the value that it was asked to
+    /// write there.
+    pub(crate) fn offloaded_until(&self) -> Moment {
+        self.offload().map_or(Moment(0), |owner| owner.reads_until(self.key.as_bytes()))
+    }
+
     /// Returns whether the object could not be written to disk.
     pub(crate) fn has_failed_offload(&self) -> bool {
         self.tier.as_ref().is_some_and(|tier| tier.offload_failed)

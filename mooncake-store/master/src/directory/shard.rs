@@ -237,13 +237,14 @@ impl<A: SegmentAllocator, E: MergeableOrder> Shard<A, E> {
     }
 
     fn prune_parts(&mut self, slot: SlotId, now: Moment, put_release: Duration) {
+        // The owner of a disk may be reading the value without a lease.
+        let in_use = self.objects[slot].lease.max(self.objects[slot].offloaded_until());
         self.prune_disks(slot);
         let lifetime = self.lifetime(slot);
         let object = &mut self.objects[slot];
-        let lease = object.lease;
         self.expired.record(object, lifetime, now);
         if let Some(value) = &mut object.value {
-            drop_retired(&mut value.replicas, lease, now);
+            drop_retired(&mut value.replicas, in_use, now);
             if value.replicas.is_empty() {
                 let stamp = value.stamp;
                 object.value = None;

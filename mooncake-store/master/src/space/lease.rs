@@ -97,21 +97,14 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
     /// Returns the time until which the current value may be read from memory: by a reader with a
     /// lease, or by the owner of a disk that was asked to write it there.
     pub(crate) fn in_use_until(&self, object: &Object<A>) -> Moment {
-        object.reads.until(object.lease).max(self.offloaded_until(object))
-    }
-
-    /// Returns the time until which the owner of a disk may read the value that it was asked to
-    /// write there.
-    fn offloaded_until(&self, object: &Object<A>) -> Moment {
-        let owner = object.offload();
-        owner.map_or(Moment(0), |owner| owner.reads_until(object.key.as_bytes()))
+        object.reads.until(object.lease).max(object.offloaded_until())
     }
 
     /// Takes the reads of the current value, which leaves, and its lease.
     pub(crate) fn take_use(&self, object: &mut Object<A>) -> ValueUse {
         let until = self.in_use_until(object);
         let reads = std::mem::take(&mut object.reads);
-        let rest = reads.unreported().max(self.offloaded_until(object));
+        let rest = reads.unreported().max(object.offloaded_until());
         object.lease = Moment(0);
         ValueUse { until, rest, reads }
     }
