@@ -362,6 +362,14 @@ impl<A: SegmentAllocator> MountedSegment<A> {
         self.used.load(Relaxed)
     }
 
+    /// Returns the allocated bytes if `len` bytes fit nowhere and nothing is in quarantine, all at
+    /// one time. Objects that come and go leave no such time behind.
+    pub(crate) fn used_if_full(&self, len: u64) -> Option<u64> {
+        let space = self.space.lock();
+        let is_full = space.quarantined_bytes == 0 && space.allocator.largest_free() < len;
+        is_full.then(|| space.allocator.used())
+    }
+
     /// Returns the bytes in quarantine.
     pub(crate) fn quarantined(&self) -> u64 {
         self.quarantined.load(Relaxed)

@@ -68,16 +68,13 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
         if !registry.list.iter().any(|segment| may_take(segment, 0, only)) {
             return Err(NoOutlook::NoSegment);
         }
-        let mut candidates = registry.list.iter().filter(|segment| may_take(segment, need, only));
-        if candidates.clone().next().is_none() {
+        let mut candidates = registry.list.iter().filter(|segment| may_take(segment, need, only)).peekable();
+        if candidates.peek().is_none() {
             return Err(NoOutlook::TooLarge);
         }
-        let used = candidates.clone().map(|segment| segment.used()).sum();
         // Space in quarantine becomes free, and so may segments that are closed for a while.
-        if candidates.any(|segment| segment.quarantined() > 0 || !segment.is_open(now) || segment.fits(len)) {
-            return Err(NoOutlook::None);
-        }
-        Ok(used)
+        let used = candidates.map(|segment| segment.used_if_full(need).filter(|_| segment.is_open(now)));
+        used.sum::<Option<u64>>().ok_or(NoOutlook::None)
     }
 }
 
