@@ -118,17 +118,17 @@ impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
             sources
         };
         if sources.is_empty() {
-            // A job by request may be emptying the segments, or have emptied them.
-            let drained = self.drained_segments(client);
-            let is_own = |job: &&DrainJob<A>| {
-                let empties = job.sources.iter().any(|source| source.client == client);
-                let names = &job.info.segments;
-                let emptied = job.info.status == DrainStatus::Succeeded
-                    && !drained.is_empty()
-                    && drained.iter().all(|name| names.contains(name));
-                job.leaving == Some(client) || empties || emptied
+            // Jobs by request may be emptying segments, or have emptied them. One that goes on comes
+            // first, so that the client does not end before it.
+            let names = self.draining_segments(client);
+            let is_own = |job: &DrainJob<A>| {
+                let is_about = |name: &String| job.info.segments.contains(name);
+                let ends_well = !job.info.status.is_over() || job.info.status == DrainStatus::Succeeded;
+                job.leaving == Some(client) || ends_well && names.iter().any(is_about)
             };
-            if let Some(job) = jobs.list.iter().rev().find(is_own) {
+            let own = || jobs.list.iter().rev().filter(|job| is_own(job));
+            let goes_on = own().find(|job| !job.info.status.is_over());
+            if let Some(job) = goes_on.or_else(|| own().next()) {
                 return Ok(job.info());
             }
             return Err(Error::new(
@@ -144,14 +144,12 @@ impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
         jobs.find(id).map(|job| job.info())
     }
 
-    /// Returns the names of the segments of a client that a job has emptied.
-    fn drained_segments(&self, client: ClientId) -> Vec<String> {
+    /// Returns the names of the segments of a client that jobs empty or have emptied.
+    fn draining_segments(&self, client: ClientId) -> Vec<String> {
+        let is_emptied = |status| matches!(status, SegmentStatus::Draining | SegmentStatus::Drained);
         let registry = self.space.segments.read();
-        let drained = registry
-            .list
-            .iter()
-            .filter(|segment| segment.client == client && segment.status() == SegmentStatus::Drained);
-        drained.map(|segment| segment.info.name.clone()).collect()
+        let own = registry.list.iter().filter(|segment| segment.client == client);
+        own.filter(|segment| is_emptied(segment.status())).map(|segment| segment.info.name.clone()).collect()
     }
 
     /// Cancels a drain job.
