@@ -135,7 +135,7 @@ impl<T: Transport> Inner<T> {
         }
         let tasks = self.fetch_tasks(deadline).await?;
         if !tasks.is_empty() {
-            self.runtime.spawn(self.clone().finish_tasks(tasks));
+            self.runtime.spawn(Self::finish_tasks(Arc::downgrade(self), tasks));
         }
         Ok(())
     }
@@ -147,26 +147,27 @@ impl<T: Transport> Inner<T> {
 
     /// Executes tasks, and those that follow them: the master moves a few objects of a drain at a
     /// time, and the next ones should not wait for a heartbeat.
-    async fn finish_tasks(self: Arc<Self>, mut tasks: Vec<Task>) {
+    async fn finish_tasks(client: Weak<Self>, mut tasks: Vec<Task>) {
         while !tasks.is_empty() {
+            let Some(here) = client.upgrade() else { return };
             let start = |task| {
-                let client = self.clone();
-                self.runtime.spawn(async move {
+                let client = here.clone();
+                here.runtime.spawn(async move {
                     // The semaphore is never closed.
                     let Ok(_permit) = client.task_permits.acquire().await else { return };
                     client.finish_task(task).await;
                 })
             };
             let started: Vec<_> = tasks.into_iter().map(start).collect();
+            // Between the tasks, the client may be dropped.
+            drop(here);
             for task in started {
                 // A task that panicked has ended, too.
                 let _ = task.await;
             }
             tokio::time::sleep(NEXT_TASKS).await;
-            if self.usable().is_err() {
-                return;
-            }
-            tasks = self.fetch_tasks(&self.deadline()).await.unwrap_or_default();
+            let Some(here) = client.upgrade().filter(|here| here.usable().is_ok()) else { return };
+            tasks = here.fetch_tasks(&here.deadline()).await.unwrap_or_default();
         }
     }
 
