@@ -7,6 +7,7 @@ also read some rows only. Of long payloads it then reads only the bytes of those
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import warnings
@@ -370,6 +371,10 @@ class Tensors(Ragged):
     def _named(self, schema: FieldSchema) -> Any:
         """Returns the element type that a schema names in words of torch or numpy, or `None`."""
         torch, name = _torch(), schema.metadata.get("dtype")
+        if not str(name).startswith("torch."):
+            # `float` and `int` are other types in torch. Only torch knows bfloat16.
+            with contextlib.suppress(TypeError, ValueError):
+                return dtype_of(schema)
         known = getattr(torch, str(name).removeprefix("torch."), None)
         if isinstance(known, torch.dtype) and known.is_floating_point and known not in (torch.float16, torch.float32, torch.float64):
             # float32 has all numbers of the types that numpy lacks, such as bfloat16.

@@ -24,7 +24,7 @@ from mooncake._shards import (
     _rank_of,
     _Write,
 )
-from mooncake._tensor_plans import LOOKUPS, TensorPlans
+from mooncake._tensor_plans import LOOKUPS, NOT_FOUND, TensorPlans
 
 
 class ShardLayouts(TensorPlans):
@@ -115,14 +115,16 @@ class ShardLayouts(TensorPlans):
                 if _are_all_keys(entry[0], entry[-1]):
                     contradicted[i] = entry, found
         kept: set[str] = set()
-        shards = (
+        shards = [
             (entry[-1], key, found)
             for entry, found in contradicted.values()
             for key in _keys_of_ranks(entry[0], entry[-1], found.shards)
-            if entry[-1].key not in kept
-        )
-        for manifest, _, found, header in self._headers_of(shards):
-            if header is not None and _is_of(header, found):
+        ]
+        for manifest, key, found, header in self._headers_of(shards):
+            if manifest.key in kept:
+                continue
+            # A shard that is being written, or that cannot be read now, counts as stored.
+            if header is None and self.get_size(key) != NOT_FOUND or header is not None and _is_of(header, found):
                 kept.add(manifest.key)
         return {i for i in contradicted if manifests[i].key not in kept}
 

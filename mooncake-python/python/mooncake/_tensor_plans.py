@@ -36,7 +36,7 @@ from mooncake._layout import (
 from mooncake._shards import _list_of, _Write
 
 INVALID_PARAMS = -600
-_NOT_FOUND = -704
+NOT_FOUND = -704
 # Maximum number of shards that are looked up at a time.
 LOOKUPS = 64
 
@@ -68,7 +68,7 @@ class TensorPlans(_mooncake.Store):
 
     def _unreadable(self, key: str, why: str) -> Plan | None:
         """Records why a tensor cannot be read, and returns `None`."""
-        self._note(_NOT_FOUND, f"cannot read tensor: {why}. key={word(key)!r}")
+        self._note(NOT_FOUND, f"cannot read tensor: {why}. key={word(key)!r}")
         return None
 
     def _plans(self, keys: list[str], targets: Any) -> list[Plan | None]:
