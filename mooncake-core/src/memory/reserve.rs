@@ -13,7 +13,7 @@ use super::page::page_size;
 use crate::error::{Error, ErrorCode, Result};
 use crate::fault_injection::is_planted;
 
-/// Maximum number of holes that are looked at. What is behind them counts as missing.
+/// Maximum number of holes that are looked at. The part behind them counts as missing.
 const MAX_PARTS: usize = 1 << 16;
 /// Bytes that one call to the kernel allocates. A signal costs only the work of one call.
 const STEP: u64 = 256 << 20;

@@ -118,8 +118,8 @@ impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
             sources
         };
         if sources.is_empty() {
-            // Jobs by request may be emptying segments, or have emptied them. One that goes on comes
-            // first, so that the client does not end before it.
+            // Jobs by request may be emptying segments, or have emptied them. Those in progress
+            // come first, so that the client does not end before them.
             let names = self.draining_segments(client);
             let is_own = |job: &DrainJob<A>| {
                 let is_about = |name: &String| job.info.segments.contains(name);
