@@ -1,6 +1,6 @@
 """Parsers of values of settings: sizes (`1.5g`), times (`5s`), numbers and switches (`off`).
 
-They take the same texts as the native half (`mooncake-core/src/settings/values.rs`).
+The native half takes the same texts (`mooncake-core/src/settings/values.rs`).
 """
 
 from __future__ import annotations

@@ -127,8 +127,8 @@ impl<A: SegmentAllocator, E: MergeableOrder> Jobs<A, E> {
                 job.leaving == Some(client) || ends_well && names.iter().any(is_about)
             };
             let own = || jobs.list.iter().rev().filter(|job| is_own(job));
-            let goes_on = own().find(|job| !job.info.status.is_over());
-            if let Some(job) = goes_on.or_else(|| own().next()) {
+            let in_progress = own().find(|job| !job.info.status.is_over());
+            if let Some(job) = in_progress.or_else(|| own().next()) {
                 return Ok(job.info());
             }
             return Err(Error::new(
