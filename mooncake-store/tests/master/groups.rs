@@ -355,6 +355,35 @@ fn a_large_group_goes_in_steps() {
     assert_eq!(rig.master.stats().evicted_keys, count);
 }
 
+/// Objects of a large group that are found between two steps of its eviction go with the others.
+/// Pinned ones stay.
+#[test]
+fn look_ups_keep_no_part_of_a_group_that_leaves() {
+    let options = MasterOptions { high_watermark: 1.0, ..MasterOptions::default() };
+    let rig = Rig::with_policy(options, PolicyKind::Lru);
+    let count = 5_000;
+    rig.mount(1, count * 16 * KIB);
+    let keys: Vec<_> = (0..count).map(|number| number.to_string()).collect();
+    let pinned = ReplicateConfig { hard_pin: true, ..ReplicateConfig::default() };
+    for (number, key) in keys.iter().enumerate() {
+        let config = if number == 100 { &pinned } else { &ReplicateConfig::default() };
+        rig.put_of("g", key, config).unwrap();
+    }
+    rig.put_in("", "new");
+    let found = keys.iter().filter(|key| rig.exists(key)).count() as u64;
+    assert!((count - STEP - 1..count).contains(&found), "one put leaves {found} of {count} objects");
+    let read = keys.iter().filter(|key| rig.locate(key).is_ok()).count() as u64;
+    assert_eq!(read, found);
+    rig.master.tick();
+    assert_eq!(rig.here(&["100", "new"]), [true; 2]);
+    assert_eq!(rig.master.stats().objects, 2);
+    // Readers read on.
+    let most = 4 * STEP * 16 * KIB;
+    assert!(rig.put(2, "next", most).is_err(), "the memory of read objects is given to others");
+    rig.alive_for(20.0);
+    rig.put(2, "next", most).unwrap();
+}
+
 /// All objects of a large group but two are pinned. A put that evicts the first of them looks at
 /// some of the others, and the next puts look at some more each. They evict other objects
 /// meanwhile.

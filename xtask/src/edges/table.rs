@@ -469,6 +469,11 @@ pub(super) const EDGES: &[(&str, &[Edge])] = &[
                 bugs: &["group-walked-at-once"],
             },
             Edge {
+                program: "groups",
+                test: "look_ups_find_all_of_a_group_or_nothing",
+                bugs: &["group-evicted-one-by-one"],
+            },
+            Edge {
                 program: "master",
                 test: "removals::a_late_owner_announces_what_the_master_lists",
                 bugs: &["late-announcements-refused"],

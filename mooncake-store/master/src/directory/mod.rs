@@ -27,4 +27,4 @@ pub(crate) use self::object::{Object, Value, Write};
 pub(crate) use self::order::Pass;
 pub(crate) use self::replicas::Replicas;
 pub(crate) use self::shard::Shard;
-pub(crate) use self::table::{Directory, Position};
+pub(crate) use self::table::{Directory, LockedShards, Position};

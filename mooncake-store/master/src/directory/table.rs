@@ -49,6 +49,22 @@ const FETCHED: usize = 64;
 /// Number of shards whose next victim is looked for again at each eviction.
 const RENEWED: usize = 2;
 
+/// Several shards, locked at the same time.
+pub(crate) struct LockedShards<'a, A, E: MergeableOrder> {
+    directory: &'a Directory<A, E>,
+    /// Shards by index.
+    shards: Vec<(usize, MutexGuard<'a, Shard<A, E>>)>,
+}
+
+impl<A: SegmentAllocator, E: MergeableOrder> LockedShards<'_, A, E> {
+    /// Returns the shard of a hash, if it is one of those that are locked.
+    pub(crate) fn shard_of(&mut self, hash: u64) -> Option<&mut Shard<A, E>> {
+        let index = self.directory.index(hash);
+        let at = self.shards.binary_search_by_key(&index, |(index, _)| *index).ok()?;
+        Some(&mut *self.shards[at].1)
+    }
+}
+
 /// Value on a cache line of its own: neighbouring locks must not share one.
 #[repr(align(128))]
 struct Padded<T>(T);
@@ -302,6 +318,16 @@ impl<A: SegmentAllocator, E: MergeableOrder> Directory<A, E> {
     /// Locks a shard by index.
     pub(crate) fn lock_at(&self, index: usize) -> MutexGuard<'_, Shard<A, E>> {
         self.shards[index].0.lock()
+    }
+
+    /// Locks the shards of these hashes. The caller holds no lock of a shard.
+    pub(crate) fn lock_all(&self, hashes: &[u64]) -> LockedShards<'_, A, E> {
+        let mut indices: Vec<_> = hashes.iter().map(|hash| self.index(*hash)).collect();
+        // One order for all callers: none waits for another one that waits for it.
+        indices.sort_unstable();
+        indices.dedup();
+        let shards = indices.into_iter().map(|index| (index, self.lock_at(index))).collect();
+        LockedShards { directory: self, shards }
     }
 
     /// Visits every object that exists throughout, and perhaps others. A shard is locked for a few

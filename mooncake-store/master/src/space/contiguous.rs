@@ -9,9 +9,7 @@ use mooncake_core::evict::MergeableOrder;
 use mooncake_core::ids::{ObjectKey, ReplicaId};
 
 use super::state::Space;
-use super::victim::Victim;
 use crate::directory::Pass;
-use crate::model::misses::MissCause;
 use crate::model::segment::{Allocation, GRAIN, MountedSegment};
 
 /// Upper bound of the cost of a used object, relative to an unused one of its size.
@@ -98,21 +96,16 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
     fn evict_block(&self, block: &Block, pass: Pass, now: Moment) {
         let Some((key, id)) = &block.object else { return };
         let hash = self.directory.hash(key.as_bytes());
-        let mut shard = self.directory.lock(hash);
+        let shard = self.directory.lock(hash);
         let Some(slot) = shard.find(hash, key.as_bytes()) else { return };
         let object = &shard[slot];
         let same = object.value().is_some_and(|value| value.replicas.iter().any(|held| held.id == *id));
         if !same || !self.is_evictable(object, pass, now) {
             return;
         }
-        let (group, tenant) = (object.group().cloned(), object.tenant());
-        let mut victim = Victim::empty();
-        self.evict_slot(&mut shard, slot, MissCause::Evicted, now, &mut victim);
-        drop(shard);
-        if let Some(group) = group {
-            self.evict_group(group, tenant, pass, now, &mut victim);
+        if let Some(mut victim) = self.evict_chosen(shard, slot, pass, now) {
+            self.release_parents(&mut victim);
         }
-        self.release_parents(&mut victim);
     }
 }
 

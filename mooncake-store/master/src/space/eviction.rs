@@ -10,7 +10,6 @@ use super::offload_first::SkippedObject;
 use super::state::Space;
 use super::victim::{MAX_PASSED_OVER, Victim};
 use crate::directory::{Object, Pass};
-use crate::model::misses::MissCause;
 use crate::model::segment::{GRAIN, MountedSegment};
 
 /// Maximum distance below the watermark down to which the background evicts, as a part of the
@@ -259,15 +258,12 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
                 self.directory.note_victim(index, Some(rank));
                 return NextVictim::Rejected;
             }
-            let (group, tenant) = (shard[slot].group().cloned(), shard[slot].tenant());
-            let mut victim = Victim::empty();
-            self.evict_slot(&mut shard, slot, MissCause::Evicted, now, &mut victim);
+            let victim = self.evict_chosen(shard, slot, pass, now);
+            let mut shard = self.directory.lock_to_evict(index);
             let next = shard.choose(pass, now, |object| self.is_evictable(object, pass, now));
             self.directory.note_victim(index, next);
             drop(shard);
-            if let Some(group) = group {
-                self.evict_group(group, tenant, pass, now, &mut victim);
-            }
+            let Some(mut victim) = victim else { continue };
             self.release_parents(&mut victim);
             return NextVictim::Evicted(victim);
         }

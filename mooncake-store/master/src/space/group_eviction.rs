@@ -1,8 +1,9 @@
 //! Eviction of groups in steps.
 //!
-//! A group goes as one, and may have very many objects. One step evicts so many of them as take
-//! less than a millisecond. The rest goes first at the next evictions, and the tick evicts it in
-//! any case.
+//! A group goes as one, and may have very many objects. One step locks the shards of so many of
+//! them as take less than a millisecond, and evicts them at once: a look-up in between would extend
+//! the lease of the group, and the rest would stay. The rest of a larger group goes first at the
+//! next evictions, and the tick evicts it in any case, whatever is looked up meanwhile.
 
 use std::sync::Arc;
 
@@ -10,20 +11,18 @@ use mooncake_core::alloc::SegmentAllocator;
 use mooncake_core::clock::Moment;
 use mooncake_core::evict::MergeableOrder;
 use mooncake_core::fault_injection::is_planted;
+use mooncake_core::ids::SlotId;
 
-use super::group_rests::GroupRest;
+use super::group_rests::{GroupRest, STEP};
 use super::state::Space;
 use super::victim::Victim;
-use crate::directory::Pass;
+use crate::directory::{LockedShards, Pass, Shard};
 use crate::model::group::Group;
 use crate::model::misses::MissCause;
 use crate::sync::atomic::Ordering::Relaxed;
-use crate::sync::yield_now;
+use crate::sync::{MutexGuard, yield_now};
 
-/// Number of objects of a group that one step looks at.
-const STEP: usize = 128;
-
-/// Number of steps of one eviction. With pins or leases on a large group, a step may evict nothing;
+/// Number of steps of one eviction. With pins on a large group, a step may evict nothing;
 /// another object goes then, and the next eviction goes on with the group.
 const STEPS_OF_A_CALL: usize = 4;
 
@@ -37,21 +36,37 @@ const QUICK: u64 = 256;
 const MAX_ASIDE: usize = 64;
 
 impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
-    /// Evicts more of a group after one of its objects was evicted. Pinned and leased objects stay.
-    pub(crate) fn evict_group(
+    /// Evicts the object in a slot, and its group if it has one. Pinned objects of the group stay.
+    /// Returns `None` if the object may no longer be evicted.
+    pub(crate) fn evict_chosen(
         &self,
-        group: Arc<Group>,
-        tenant: u32,
+        mut shard: MutexGuard<'_, Shard<A, E>>,
+        slot: SlotId,
         pass: Pass,
         now: Moment,
-        victim: &mut Victim<A>,
-    ) {
-        let hashes = group.hashes();
+    ) -> Option<Victim<A>> {
+        let mut victim = Victim::empty();
+        let (hash, tenant) = (shard[slot].hash, shard[slot].tenant());
+        let Some(group) = shard[slot].group().cloned() else {
+            self.evict_slot(&mut shard, slot, MissCause::Evicted, now, &mut victim);
+            return Some(victim);
+        };
+        drop(shard);
+        // The chosen object is of the first step.
+        let mut hashes = group.hashes();
+        hashes.retain(|other| *other != hash);
+        hashes.push(hash);
         let mut rest = GroupRest { group, tenant, pass, hashes };
-        self.evict_step(&mut rest, now, victim);
-        if !rest.hashes.is_empty() {
-            self.groups.push_front(rest);
-        }
+        let step = rest.next_step();
+        let mut shards = self.directory.lock_all(&step);
+        let chosen = shards.shard_of(hash)?;
+        // A look-up may have extended the lease since the choice.
+        let slot = rest.find(chosen, hash).filter(|slot| self.is_evictable(&chosen[*slot], pass, now))?;
+        self.evict_slot(chosen, slot, MissCause::Evicted, now, &mut victim);
+        self.evict_members(&mut shards, &step, &rest, now, &mut victim);
+        drop(shards);
+        self.groups.push_front(rest);
+        Some(victim)
     }
 
     /// Evicts some of the rest of a group, if there is one of this tenant or, without a tenant, of
@@ -60,11 +75,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
         let mut victim = Victim::empty();
         let steps = if is_planted("group-walked-at-once") { usize::MAX } else { STEPS_OF_A_CALL };
         for _ in 0..steps {
-            let mut rest = self.groups.take(tenant)?;
-            self.evict_step(&mut rest, now, &mut victim);
-            if !rest.hashes.is_empty() {
-                self.groups.push_front(rest);
-            }
+            self.evict_step(self.groups.take(tenant)?, now, &mut victim);
             if victim.objects > 0 {
                 self.release_parents(&mut victim);
                 return Some(victim);
@@ -77,12 +88,9 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
     pub(crate) fn continue_groups(&self, now: Moment) {
         for _ in 0..STEPS_OF_A_TICK {
             let mut victim = Victim::empty();
-            let Some(mut rest) = self.groups.take(None) else { break };
-            self.evict_step(&mut rest, now, &mut victim);
+            let Some(rest) = self.groups.take(None) else { break };
+            self.evict_step(rest, now, &mut victim);
             self.release_parents(&mut victim);
-            if !rest.hashes.is_empty() {
-                self.groups.push_front(rest);
-            }
             // Requests go first on a machine with no more processors than threads.
             yield_now();
         }
@@ -92,15 +100,27 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
         }
     }
 
-    fn evict_step(&self, rest: &mut GroupRest, now: Moment, victim: &mut Victim<A>) {
-        let step = if is_planted("group-evicts-at-once") { usize::MAX } else { STEP };
-        let remaining = rest.hashes.len().saturating_sub(step);
-        for hash in rest.hashes.drain(remaining..) {
-            let mut shard = self.directory.lock(hash);
-            let Some(slot) = shard.find_hash(hash) else { continue };
-            let is_member = shard[slot].group().is_some_and(|group| Arc::ptr_eq(group, &rest.group));
-            if is_member && self.is_evictable(&shard[slot], rest.pass, now) {
-                self.evict_slot(&mut shard, slot, MissCause::EvictedWithGroup, now, victim);
+    fn evict_step(&self, mut rest: GroupRest, now: Moment, victim: &mut Victim<A>) {
+        let step = rest.next_step();
+        self.evict_members(&mut self.directory.lock_all(&step), &step, &rest, now, victim);
+        self.groups.push_front(rest);
+    }
+
+    /// Evicts the objects of a group with these hashes. Leases of the group count only at its
+    /// choice: the memory of a read object is not reused before the end of the read.
+    fn evict_members(
+        &self,
+        shards: &mut LockedShards<'_, A, E>,
+        hashes: &[u64],
+        rest: &GroupRest,
+        now: Moment,
+        victim: &mut Victim<A>,
+    ) {
+        for hash in hashes {
+            let Some(shard) = shards.shard_of(*hash) else { continue };
+            let Some(slot) = rest.find(shard, *hash) else { continue };
+            if self.is_unpinned(&shard[slot], rest.pass, now) && self.may_leave_memory(&shard[slot], now) {
+                self.evict_slot(shard, slot, MissCause::EvictedWithGroup, now, victim);
             }
         }
     }

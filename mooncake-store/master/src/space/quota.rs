@@ -9,7 +9,6 @@ use mooncake_core::{Error, ErrorCode};
 use super::state::Space;
 use super::victim::{MAX_PASSED_OVER, Victim};
 use crate::directory::{Object, Pass, Shard};
-use crate::model::misses::MissCause;
 use crate::sync::MutexGuard;
 
 impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
@@ -43,13 +42,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
                 passed_over += 1;
                 continue;
             }
-            let group = shard[slot].group().cloned();
-            let mut victim = Victim::empty();
-            self.evict_slot(&mut shard, slot, MissCause::Evicted, now, &mut victim);
-            drop(shard);
-            if let Some(group) = group {
-                self.evict_group(group, number, pass, now, &mut victim);
-            }
+            let Some(mut victim) = self.evict_chosen(shard, slot, pass, now) else { continue };
             self.release_parents(&mut victim);
             return Some(victim);
         }

@@ -92,13 +92,18 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
         self.is_unprotected(object, pass, now) && self.may_leave_memory_noting(object, now, skipped)
     }
 
-    /// Returns whether no pin, lease, write or copy protects an object.
-    fn is_unprotected(&self, object: &Object<A>, pass: Pass, now: Moment) -> bool {
+    /// Returns whether an object has a value, and no pin, write or copy protects it.
+    pub(crate) fn is_unpinned(&self, object: &Object<A>, pass: Pass, now: Moment) -> bool {
         object.value().is_some()
             && object.write().is_none()
             && object.copying().is_none()
             && !object.hard_pin
             && (pass.takes_soft_pinned() || object.soft_pin() <= now)
+    }
+
+    /// Returns whether no pin, lease, write or copy protects an object.
+    fn is_unprotected(&self, object: &Object<A>, pass: Pass, now: Moment) -> bool {
+        self.is_unpinned(object, pass, now)
             // A lease on one object of a group protects all of them.
             && (!self.is_read(object, now) || pass.takes_looked_up() && self.lease_yields(object, now))
     }
