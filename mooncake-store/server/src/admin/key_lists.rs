@@ -19,7 +19,7 @@ use super::answers::{
 };
 use super::objects::tenant;
 use super::query::{form_bytes, raw};
-use super::reply::{Shared, answer, failure, page, read};
+use super::reply::{Shared, answer, failure, page, read, strings_within};
 use crate::state::State as MasterState;
 use mooncake_protocol::api::DEFAULT_TENANT;
 use mooncake_transport::http_server::{Content, Refusal, Turns};
@@ -32,6 +32,7 @@ const MAX_KEYS: usize = 65_536;
 #[serde(deny_unknown_fields)]
 pub(super) struct KeysRequest {
     /// Keys of at most 65,536 objects.
+    #[serde(deserialize_with = "strings_within::<_, MAX_KEYS>")]
     keys: Vec<String>,
     /// Tenant; `default` if absent.
     tenant_id: Option<String>,

@@ -10,7 +10,7 @@ use serde::Deserialize;
 use utoipa::ToSchema;
 
 use super::answers::{Failure, Pin, Pins};
-use super::reply::{Shared, bad_request, page, read};
+use super::reply::{Shared, bad_request, page, read, strings_within};
 use crate::state::State;
 use mooncake_transport::http_server::Content;
 
@@ -24,6 +24,7 @@ const EXPECTED: &str = "Expected 1..4096 keys, a valid tenant, and ttl_ms only f
 #[serde(deny_unknown_fields)]
 pub(super) struct PinRequest {
     /// Keys of 1 to 4096 objects.
+    #[serde(deserialize_with = "strings_within::<_, MAX_KEYS>")]
     keys: Vec<String>,
     /// Time of the pins in milliseconds, at most `--max_kv_soft_pin_ttl`.
     ttl_ms: Option<u64>,
