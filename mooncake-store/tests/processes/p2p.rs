@@ -87,6 +87,15 @@ async fn files_travel_from_node_to_node() {
     let output = cluster.command("127.0.0.6", &["get", "checkpoint", text(&late)]).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     assert!(std::fs::read(&late).unwrap() == bytes);
+
+    // Another user of the folder has chosen where the name of the part leads.
+    let (other, linked) = (cluster.path("other"), cluster.path("g"));
+    std::fs::write(&other, "other").unwrap();
+    std::os::unix::fs::symlink(&other, cluster.path("g.part")).unwrap();
+    let refused = cluster.command("127.0.0.8", &["get", "checkpoint", text(&linked)]).output().unwrap();
+    let text_of = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && text_of.contains("symbolic link"), "{text_of}");
+    assert!(std::fs::read(&other).unwrap() == b"other" && !linked.exists());
     server.signal("-TERM");
     assert!(server.ended().success());
 

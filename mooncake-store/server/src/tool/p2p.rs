@@ -1,8 +1,7 @@
 //! `mooncake p2p`: serves a file to other nodes, reads objects into files, and lists objects.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{Read as _, Seek as _, SeekFrom};
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -12,6 +11,7 @@ use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_p2p::{
     GetOptions, GetProgress, ObjectInfo, P2pOptions, P2pStore, RegisterOptions, engine_builder,
 };
+use mooncake_transport::private_files::{FileMode, Folder, Opening};
 use serde_json::json;
 
 use super::args::{P2p, P2pGet, P2pLs, P2pSeed};
@@ -174,8 +174,10 @@ async fn read(store: &P2pStore, args: &P2pGet) -> Result<u64> {
         Error::new(ErrorCode::ObjectNotFound, text)
     })?;
     let part = part_of(&args.file);
-    let options = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).clone();
-    let file = options.open(&part).map_err(|error| file_error("write", &part, error))?;
+    let refuse_part = |error| file_error("write", &part, error);
+    // Others may write the folder, and choose what its name leads to.
+    let (folder, name) = Folder::around(&part).map_err(refuse_part)?;
+    let file = folder.file(name, Opening::Create, FileMode::PRIVATE).map_err(refuse_part)?;
     lock_alone(&file).map_err(|error| error.context(part.display().to_string()))?;
     let can_resume = file.metadata()?.len() == object.size;
     file.set_len(object.size)?;
@@ -197,7 +199,9 @@ async fn read(store: &P2pStore, args: &P2pGet) -> Result<u64> {
         std::io::copy(&mut source.take(range.memory.len() as u64), &mut target)?;
     }
     file.sync_all()?;
-    std::fs::rename(&part, &args.file).map_err(|error| file_error("write", &args.file, error))?;
+    let named = args.file.file_name().ok_or_else(|| std::io::ErrorKind::InvalidInput.into());
+    let renamed = named.and_then(|target| folder.rename(name, target));
+    renamed.map_err(|error| file_error("write", &args.file, error))?;
     progress.end(usize::try_from(object.size).unwrap_or(usize::MAX));
     Ok(object.size)
 }
