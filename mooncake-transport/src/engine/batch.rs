@@ -13,6 +13,7 @@ use super::target::{Route, Target};
 use super::{Engine, Inner};
 use crate::exposed::ExposedMemory;
 use crate::region::{Sink, Source};
+use crate::segment::HeldRanges;
 use crate::ticket::{Completion, Failures, Tally, Ticket, Watch, ticket, watched};
 use crate::transfer::post_some;
 use crate::transport::{Opcode, Transport};
@@ -238,7 +239,7 @@ impl<T: Transport> Inner<T> {
         if is_repeatable(&request, &result)
             && !self.transport.is_stopped()
             && let Some(route) = self.refresh(&request.target, &stale, deadline).await
-            && may_use_route(&route, &stale, &request)
+            && RouteChange::between(&stale, &route).allows(&request)
             && deadline.is_none_or(|at| self.clock.now() < at)
         {
             (result, [request]) = self.post(direction, [request], deadline).await;
@@ -311,15 +312,16 @@ impl<T: Transport> Inner<T> {
         let may_repeat = repeats.may_repeat() && deadline.is_none_or(|at| self.clock.now() < at);
         let mut finished = Vec::with_capacity(requests.len());
         let mut repeated = Vec::new();
-        let mut targets = routes.iter().zip(&new_routes).peekable();
+        // Once for each target: a descriptor may have very many buffers, and a batch very many
+        // requests.
+        let changes = RouteChange::of_targets(routes, &new_routes);
+        let mut changes = changes.iter().peekable();
         for (result, request) in results.into_iter().zip(requests) {
             // Routes and requests are in the same order.
-            while targets.next_if(|((id, _), _)| *id != request.target.id()).is_some() {}
-            match targets.peek() {
-                Some(((_, stale), Some(route)))
-                    if may_repeat
-                        && is_repeatable(&request, &result)
-                        && may_use_route(route, stale, &request) =>
+            while changes.next_if(|(id, _)| *id != request.target.id()).is_some() {}
+            match changes.peek() {
+                Some((_, Some(change)))
+                    if may_repeat && is_repeatable(&request, &result) && change.allows(&request) =>
                 {
                     repeated.push(request);
                 }
@@ -352,18 +354,40 @@ fn is_repeatable<T: Transport, B: Source<T>>(request: &Request<T, B>, result: &R
         && matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Invalid)
 }
 
-/// Returns whether a request that failed on the route `old` may run on `new`. The range must be
-/// registered there. It must not be memory of an earlier process, whose addresses have another
-/// meaning now.
-fn may_use_route<T: Transport, B: Source<T>>(
-    new: &Route<T>,
-    old: &Route<T>,
-    request: &Request<T, B>,
-) -> bool {
-    let (addr, len) = (request.transfer.remote, request.transfer.buffer.local().span.len as u64);
-    let is_listed = new.desc.buffers.is_empty() || new.desc.holds(addr, len);
-    let is_same_process = new.instance() == old.instance();
-    is_listed && (is_same_process || !old.desc.holds(addr, len))
+/// Change of the route of a target during a batch.
+struct RouteChange {
+    is_same_process: bool,
+    old: HeldRanges,
+    /// Memories on the new route; `None` if it lists none.
+    new: Option<HeldRanges>,
+}
+
+impl RouteChange {
+    /// Returns the number of each target and the change of its route, if there is one.
+    fn of_targets<T: Transport>(
+        routes: &[(usize, Arc<Route<T>>)],
+        new: &[Option<Arc<Route<T>>>],
+    ) -> Vec<(usize, Option<Self>)> {
+        let pairs = routes.iter().zip(new);
+        pairs.map(|((id, old), new)| (*id, new.as_ref().map(|new| Self::between(old, new)))).collect()
+    }
+
+    fn between<T: Transport>(old: &Route<T>, new: &Route<T>) -> Self {
+        Self {
+            is_same_process: new.instance() == old.instance(),
+            old: HeldRanges::of(&old.desc),
+            new: Some(&new.desc).filter(|desc| !desc.buffers.is_empty()).map(HeldRanges::of),
+        }
+    }
+
+    /// Returns whether a request that failed on the old route may run on the new one. The range
+    /// must be registered there. It must not be memory of an earlier process, whose addresses have
+    /// another meaning now.
+    fn allows<T: Transport, B: Source<T>>(&self, request: &Request<T, B>) -> bool {
+        let (addr, len) = (request.transfer.remote, request.transfer.buffer.local().span.len as u64);
+        self.new.as_ref().is_none_or(|new| new.hold(addr, len))
+            && (self.is_same_process || !self.old.hold(addr, len))
+    }
 }
 
 /// Numbers the requests of a batch and sorts them by target.
