@@ -133,7 +133,7 @@ pub unsafe extern "C" fn openSegmentNoCache(
 /// Does nothing, as in Mooncake C++: numbers stay valid.
 #[unsafe(no_mangle)]
 pub extern "C" fn closeSegment(engine: transfer_engine_t, segment_id: segment_id_t) -> c_int {
-    code("closeSegment", || Engine::find(engine.addr())?.target(segment_id.into()).map(drop))
+    code("closeSegment", || Engine::find(engine.addr())?.check_number(segment_id.into()))
 }
 
 /// Returns address and length of the first registered memory of a segment.
@@ -165,7 +165,8 @@ pub unsafe extern "C" fn getSegmentFirstBufferAddress(
     })
 }
 
-/// Refreshes the descriptors of all opened segments.
+/// Refreshes the descriptors of all opened segments. Those of segments that are gone are looked up
+/// at their next use.
 #[unsafe(no_mangle)]
 pub extern "C" fn syncSegmentCache(engine: transfer_engine_t) -> c_int {
     code("syncSegmentCache", || Engine::find(engine.addr())?.sync())

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::StreamExt as _;
 use mooncake_core::{Error, ErrorCode, Result};
 use mooncake_engine::transport_set::{self, rdma_devices};
 use mooncake_engine::{TransferEngine, TransportSet};
@@ -118,27 +119,48 @@ impl Engine {
     /// Returns the segment of a number. The engine closes segments that are neither used nor
     /// connected, so that the segment may be looked up again.
     pub(crate) fn target(&self, id: i64) -> Result<Target<TransportSet>> {
-        let at = usize::try_from(id).ok();
-        let name = at.and_then(|at| self.segments.lock().name_of(at));
-        match name {
+        match self.name_of(id) {
             Some(name) => self.block_on(self.engine.open(&name)),
             // The engine's own segment is opened when it is first needed, so that it contains the
             // memory registered by then.
             None if id == 0 => self.block_on(self.engine.open(self.engine.name())),
-            None => Err(Error::new(ErrorCode::InvalidParams, format!("unknown segment {id}; open it first"))
-                .with_engine_code(EngineCode::InvalidArgument)),
+            None => Err(unknown(id)),
         }
     }
 
-    /// Refreshes the descriptors of all opened segments. Returns the first failure.
+    /// Returns an error unless the number is that of a segment.
+    pub(crate) fn check_number(&self, id: i64) -> Result<()> {
+        if id == 0 || self.name_of(id).is_some() { Ok(()) } else { Err(unknown(id)) }
+    }
+
+    fn name_of(&self, id: i64) -> Option<Arc<str>> {
+        self.segments.lock().name_of(usize::try_from(id).ok()?)
+    }
+
+    /// Refreshes the descriptors of all opened segments, many at a time. A segment that is gone is
+    /// none: peers come and go.
     pub(crate) fn sync(&self) -> Result<()> {
         let names = self.segments.lock().by_number.clone();
-        let mut first = Ok(());
-        for name in names {
-            first = first.and(self.open(&name, true).map(drop));
-        }
-        first
+        let refresh = async |name: Arc<str>| {
+            self.engine.forget(&name);
+            if let Err(error) = self.engine.open(&name).await {
+                tracing::info!(segment = %name, %error, "cannot refresh segment; its next use looks it up");
+            }
+        };
+        let refresh_all = futures::stream::iter(names).for_each_concurrent(LOOK_UPS, refresh);
+        self.block_on(async {
+            refresh_all.await;
+            Ok(())
+        })
     }
+}
+
+/// Number of segments that are looked up at the same time.
+const LOOK_UPS: usize = 64;
+
+fn unknown(id: i64) -> Error {
+    Error::new(ErrorCode::InvalidParams, format!("unknown segment {id}; open it first"))
+        .with_engine_code(EngineCode::InvalidArgument)
 }
 
 /// Names of the opened segments. The number of a name is never reused; 0 is the engine's own
