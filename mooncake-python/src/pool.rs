@@ -1,5 +1,6 @@
 //! `BufferPool`: leases of registered scratch memory, for calls that name memory by address.
 
+use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -37,6 +38,29 @@ struct Usage {
     bytes: u64,
     regions: u64,
     closed: bool,
+    /// Tickets of the callers that wait, in order. Space goes to the first one, so that many small
+    /// leases do not keep a large one waiting.
+    waiting: VecDeque<u64>,
+    next_ticket: u64,
+}
+
+impl Usage {
+    fn is_next(&self, ticket: Option<u64>) -> bool {
+        self.waiting.front().copied() == ticket
+    }
+}
+
+/// Place of a caller that waits for space.
+struct Turn<'a> {
+    pool: &'a Shared,
+    ticket: u64,
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.pool.state.lock().waiting.retain(|ticket| *ticket != self.ticket);
+        self.pool.returned.notify_all();
+    }
 }
 
 impl Shared {
@@ -46,18 +70,16 @@ impl Shared {
     }
 
     /// Reserves `len` bytes. Waits for space for as long as `limit` allows, or until a signal
-    /// handler raises.
+    /// handler raises. Space goes to those that have waited longest.
     fn reserve_or_wait(&self, py: Python<'_>, len: u64, limit: Option<Option<Duration>>) -> PyResult<()> {
-        let Some(mut left) = limit else {
-            return if self.reserve(len, Duration::ZERO)? {
-                Ok(())
-            } else {
-                pool_error("buffer pool is exhausted")
-            };
-        };
+        if self.reserve(len, Duration::ZERO, None)? {
+            return Ok(());
+        }
+        let Some(mut left) = limit else { return pool_error("buffer pool is exhausted") };
+        let turn = self.wait_in_turn();
         loop {
             let part = left.unwrap_or(signals::CHECK_INTERVAL).min(signals::CHECK_INTERVAL);
-            if detached(py, || self.reserve(len, part))? {
+            if detached(py, || self.reserve(len, part, Some(turn.ticket)))? {
                 return Ok(());
             }
             left = left.map(|left| left.saturating_sub(part));
@@ -68,17 +90,26 @@ impl Shared {
         }
     }
 
-    /// Reserves `len` bytes and returns whether there was enough space within the time limit.
-    fn reserve(&self, len: u64, limit: Duration) -> PyResult<bool> {
+    fn wait_in_turn(&self) -> Turn<'_> {
         let mut state = self.state.lock();
-        let over = |state: &mut Usage| !state.closed && !self.has_space(state, len);
-        if over(&mut state) {
-            self.returned.wait_while_for(&mut state, over, limit);
+        let ticket = state.next_ticket;
+        state.next_ticket += 1;
+        state.waiting.push_back(ticket);
+        Turn { pool: self, ticket }
+    }
+
+    /// Reserves `len` bytes and returns whether there was enough space within the time limit. A
+    /// caller without a ticket gets nothing while others wait.
+    fn reserve(&self, len: u64, limit: Duration, ticket: Option<u64>) -> PyResult<bool> {
+        let mut state = self.state.lock();
+        let fits = |state: &Usage| state.is_next(ticket) && self.has_space(state, len);
+        if !limit.is_zero() {
+            self.returned.wait_while_for(&mut state, |state| !state.closed && !fits(state), limit);
         }
         if state.closed {
             return pool_error("buffer pool is closed");
         }
-        let fits = self.has_space(&state, len);
+        let fits = fits(&state);
         if fits {
             state.bytes += len;
             state.regions += 1;

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -538,6 +539,26 @@ def test_pool(make_store, key):
     pool.close()
     with pytest.raises(RuntimeError, match="closed"):
         pool.acquire(1)
+
+
+def test_pool_serves_those_that_have_waited_longest(make_store):
+    store = make_store(local_buffer_size=1 << 20)
+    with BufferPool(store) as pool, ThreadPoolExecutor(2) as threads:
+        first = pool.acquire(1024)
+        # Small leases fit beside the first one, and the large one does not.
+        large = threads.submit(pool.acquire, 2 << 20, timeout=30)
+        with pytest.raises(RuntimeError, match="exhausted"):
+            while True:
+                pool.acquire(1024, block=False).release()
+        small = threads.submit(pool.acquire, 1024, timeout=30)
+        first.release()
+        large.result(30).release()
+        small.result(30).release()
+        # One that gives up leaves its place to the others.
+        with pool.buffer(1024):
+            with pytest.raises(RuntimeError, match="timed out"):
+                pool.acquire(2 << 20, timeout=0.05)
+            pool.acquire(1024, block=False).release()
 
 
 def test_pool_arguments(make_store):
