@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import inspect
 import subprocess
 import sys
 import weakref
@@ -11,7 +12,15 @@ import weakref
 import pytest
 from mooncake.async_store import MooncakeDistributedStoreAsync
 from mooncake.buffer_pool import RegisteredBufferPool
-from mooncake.store import MooncakeHostMemAllocator, ParallelAxis, ReadTarget, ReplicateConfig, TensorParallelism
+from mooncake.p2p import P2PStore
+from mooncake.store import (
+    ExistOptions,
+    MooncakeHostMemAllocator,
+    ParallelAxis,
+    ReadTarget,
+    ReplicateConfig,
+    TensorParallelism,
+)
 
 # Program that ends during awaited calls of an event loop on a thread that is never joined.
 ENDS = """
@@ -113,6 +122,46 @@ def test_awaited_puts_take_arrays_and_tensors(master, key):
         assert await store.async_put_batch([key + "-b"], [tensor]) == 0 and store.get(key + "-b") == expected
         assert await store.async_put_array(key + "-a", tensor.float().numpy()) == 0
         assert (await store.async_get_array(key + "-a")).tolist() == tensor.tolist()
+        store.close()
+
+    asyncio.run(work())
+
+
+def test_coroutines_take_the_arguments_of_their_calls():
+    def arguments(of):
+        """Returns names, kinds, and whether a default exists. `wait_on_cancel` belongs to coroutines.
+        """
+        taken = inspect.signature(of).parameters.values()
+        return [
+            (it.name, it.kind is it.KEYWORD_ONLY, it.default is not it.empty)
+            for it in taken
+            if it.name not in ("self", "wait_on_cancel")
+        ]
+
+    for of in (MooncakeDistributedStoreAsync, P2PStore):
+        names = [name for name in dir(of) if name.startswith("async_")]
+        assert names
+        for name in names:
+            assert arguments(getattr(of, name)) == arguments(getattr(of, name.removeprefix("async_"))), (of, name)
+
+
+def test_awaited_existence_checks_take_options(master, key):
+    options = ExistOptions()
+    options.prefetch_to_memory = True
+
+    async def work():
+        store = MooncakeDistributedStoreAsync()
+        assert store.setup("127.0.0.1", "P2PHANDSHAKE", 32 << 20, 16 << 20, "tcp", "", master.address) == 0
+        assert await store.async_put(key, b"a") == 0
+        missing = key + "-missing"
+        for given in ((), (None,), (ExistOptions(),), (options,)):
+            assert await store.async_is_exist(key, *given) == 1
+            assert await store.async_is_exist(missing, *given) == 0
+            assert await store.async_batch_is_exist([key, missing], *given) == [1, 0]
+        assert await store.async_is_exist(key, options=options) == 1
+        assert await store.async_batch_is_exist([key], options=options) == [1]
+        with pytest.raises(TypeError):
+            await store.async_is_exist(key, "prefetch")
         store.close()
 
     asyncio.run(work())

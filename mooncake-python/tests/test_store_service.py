@@ -55,6 +55,9 @@ class Request:
             raise self.body
         return self.body
 
+    async def read(self):
+        return json.dumps(await self.json()).encode()
+
 
 def service_of(store):
     """Returns a service that was not constructed, with the attributes that handlers need."""
@@ -382,6 +385,9 @@ def test_requests_need_the_token(monkeypatch):
         for method, key in (("GET", None), ("POST", "k"), ("PUT", "k"), ("DELETE", "k")):
             answer = await server._handle_metadata(MetadataRequest(method, key))
             assert (answer.status, answer.text) == (401, "unauthorized"), (method, key)
+        for token in ("\udcff", "s\udcffecret"):
+            request = MetadataRequest("GET", "k", headers={"Authorization": f"Bearer {token}"})
+            assert (await server._handle_metadata(request)).status == 401, ascii(token)
 
     asyncio.run(work())
 
@@ -393,13 +399,22 @@ def test_limits_of_entries(monkeypatch):
 
     async def put(key, body):
         answer = await server._handle_metadata(MetadataRequest("PUT", key, body))
-        return answer.status, answer.text.partition(":")[0]
+        return answer.status, answer.text
+
+    def full(answer, limit, value):
+        said = json.loads(answer[1])
+        assert (answer[0], said["limit"], said["limit_value"]) == (507, limit, value), answer
+        return said["error"]
 
     async def work():
         assert await put("a", b"1") == (200, "metadata updated")
-        assert await put("b", b"1" * 100) == (507, "metadata size budget exhausted")
+        assert "metadata size budget exhausted" in full(await put("b", b"1" * 100), "max_bytes", 100)
         assert await put("b", b"1") == (200, "metadata updated")
-        assert await put("c", b"1") == (507, "metadata key budget exhausted")
+        error = full(await put("c", b"1"), "max_entries", 2)
+        assert error == (
+            "cannot store metadata: metadata key budget exhausted: the metadata server is full. "
+            "limit=max_entries value=2; delete the keys of nodes that are gone"
+        )
 
     asyncio.run(work())
     monkeypatch.setenv("MC_METADATA_MAX_KEYS", "none")

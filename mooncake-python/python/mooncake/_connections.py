@@ -5,13 +5,14 @@ that has waited longest, and refusal of requests of websites. Needs aiohttp.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import functools
 import logging
 import os
 import resource
 import weakref
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -19,7 +20,16 @@ from aiohttp import web
 
 from mooncake import _mooncake
 from mooncake._byte_budget import GRACE_S, ByteBudget, default_limit, time_for
-from mooncake._request_limits import BROKEN_BODY, MAX_ADDRESS, MAX_FIELD, RequestHandler, long_body
+from mooncake._request_limits import (
+    BROKEN_BODY,
+    MAX_ADDRESS,
+    MAX_FIELD,
+    BodyRules,
+    RequestHandler,
+    encoded_body,
+    long_body,
+    too_many_bodies,
+)
 
 _LOG = logging.getLogger(__name__)
 # Maximum number of connections, and the divisor of the descriptor limit that gives their share of
@@ -64,6 +74,10 @@ def metrics_page(*families: tuple[str, str, str, dict[str, int]]) -> web.Respons
     return web.Response(text="\n".join([*lines, ""]), headers={"Content-Type": "text/plain; version=0.0.4"})
 
 
+class _NoPermit(Exception):
+    """Failure to get a permit to receive a body in time."""
+
+
 class _Connection(asyncio.Protocol):
     """Connection whose bytes go to aiohttp's handler."""
 
@@ -83,6 +97,8 @@ class _Connection(asyncio.Protocol):
         self._writing: asyncio.TimerHandle | None = None
         # True while a request in progress waits for the peer to read its response.
         self._is_unread = False
+        # Task that waits for a permit to receive a body. It ends with the connection.
+        self.queued: asyncio.Task[Any] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -94,7 +110,7 @@ class _Connection(asyncio.Protocol):
         self._handler.connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
-        if self._handler not in self._all.open:
+        if self._handler not in self._all.open or self._handler.is_discarding:
             return
         if self.since is not None and not self._in_request and not self._is_unread:
             self.wait(self._all.header_s, in_request=True)
@@ -112,6 +128,8 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._cancel()
         self._stop_writing()
+        if self.queued is not None:
+            self.queued.cancel()
         self._received = 0
         self._count()
         if self._all.open.pop(self._handler, None) is not None:
@@ -160,8 +178,15 @@ class _Connection(asyncio.Protocol):
         self.began = asyncio.get_running_loop().time()
         self._count()
 
+    def end_after(self, response: web.StreamResponse) -> None:
+        """Ends the connection after a response, and discards the rest of the request."""
+        self._handler.end_after(response)
+        self.wait(self._all.header_s, in_request=True)
+
     def wait(self, limit: float, in_request: bool) -> None:
         """Marks the connection as waiting for its peer, at most `limit` seconds."""
+        if self._handler not in self._all.open:
+            return
         loop = asyncio.get_running_loop()
         self.since, self._in_request, self._is_unread = loop.time(), in_request, False
         self._cancel()
@@ -206,8 +231,12 @@ class Connections:
         budget: ByteBudget | None = None,
         name: str = "http",
         guards_all_but: Sequence[str] | None = None,
+        bodies: BodyRules | None = None,
     ) -> None:
         self.name = name
+        self._bodies = BodyRules() if bodies is None else bodies
+        most = self._bodies.max_concurrent
+        self._permits = None if most is None else asyncio.Semaphore(most)
         # Paths that programs may read by any name of the server. Without a list, all are.
         self._readable = guards_all_but
         self.guard = _mooncake.WebGuard("", [])
@@ -226,6 +255,10 @@ class Connections:
             "keepalive_timeout": idle_s,
             "max_line_size": MAX_ADDRESS,
             "max_field_size": MAX_FIELD,
+            # The budget counts bytes as they arrive. `encoded_body` refuses the others.
+            "auto_decompress": False,
+            # `_Connection` itself discards the rest of a request that was refused.
+            "lingering_time": 0,
         }
         self._server: asyncio.Server | None = None
 
@@ -239,6 +272,16 @@ class Connections:
         self.guard = _mooncake.WebGuard(allowed, own)
 
     def _refusal(self, request: web.Request) -> web.Response | None:
+        """Returns the response to a request whose header excludes it."""
+        refused = self._refused_page(request)
+        if refused is not None:
+            return refused
+        encoded = encoded_body(request)
+        if encoded is not None:
+            return encoded.response()
+        return None if self._bodies.refuse is None else self._bodies.refuse(request)
+
+    def _refused_page(self, request: web.Request) -> web.Response | None:
         """Returns the response to a request that a website may not send."""
         target = request.raw_path
         authority = None if target.startswith("/") else urlsplit(target).netloc or None
@@ -338,32 +381,69 @@ class Connections:
         async def admitted(request: web.Request, handler: Any) -> web.StreamResponse:
             refused = self._refusal(request)
             connection = self.open.get(request.protocol)
-            if refused is not None:
-                if connection is not None:
-                    connection.end_request()
-                    connection.wait(self.idle_s, in_request=False)
-                return refused
             if connection is None:
-                response: web.StreamResponse = await handler(request)
-                return response
-            most = request.client_max_size
-            length = most if request.content_length is None else min(request.content_length, most)
-            connection.wait(time_for(length, self._body_s), in_request=True)
+                answer: web.StreamResponse = await handler(request) if refused is None else refused
+                return answer
+            response: web.StreamResponse | None = refused
             try:
-                # The body is read here, so that the body timeout covers it.
-                await request.read()
-                connection.work()
-                response = await handler(request)
-            except web.HTTPRequestEntityTooLarge:
-                response = long_body(most).response()
-            except web.RequestPayloadError:
-                response = BROKEN_BODY.response()
+                if response is None:
+                    response = await self._serve(connection, request, handler)
+                return response
             finally:
                 connection.end_request()
                 connection.wait(self.idle_s, in_request=False)
-            return response
+                if response is not None and not request.content.is_eof():
+                    connection.end_after(response)
 
         return admitted
+
+    async def _serve(self, connection: _Connection, request: web.Request, handler: Any) -> web.StreamResponse:
+        """Receives the body of a request, and handles the request."""
+        most = self._bodies.limit(request)
+        if (request.content_length or 0) > most:
+            return long_body(most).response()
+        if most != request.client_max_size and request.body_exists:
+            request = request.clone(client_max_size=most)
+        try:
+            async with self._permit(connection, request):
+                length = most if request.content_length is None else request.content_length
+                connection.wait(time_for(length, self._body_s), in_request=True)
+                # The body is read here, so that the body timeout covers it.
+                await request.read()
+        except web.HTTPRequestEntityTooLarge:
+            return long_body(most).response()
+        except web.RequestPayloadError:
+            return BROKEN_BODY.response()
+        except _NoPermit:
+            return too_many_bodies(self._bodies.max_concurrent or 0).response()
+        connection.work()
+        response: web.StreamResponse = await handler(request)
+        return response
+
+    @contextlib.asynccontextmanager
+    async def _permit(self, connection: _Connection, request: web.Request) -> AsyncIterator[None]:
+        """Holds a permit to receive the body of a request, if such permits are limited.
+
+        A connection that waits for a permit can be evicted for another one, and for its bytes. Raises
+        `_NoPermit` if other bodies keep the permits for longer than a short body may take.
+        """
+        if self._permits is None or not request.body_exists or not self._bodies.may_be_long(request):
+            yield
+            return
+        # The refusal below comes before the connection is closed.
+        connection.wait(self._body_s + self.header_s, in_request=True)
+        connection.queued = asyncio.current_task()
+        try:
+            async with asyncio.timeout(self._body_s):
+                await self._permits.acquire()
+        except TimeoutError:
+            raise _NoPermit from None
+        finally:
+            connection.queued = None
+        try:
+            yield
+        finally:
+            self._permits.release()
 
 
 # Budget that the servers of this process share.

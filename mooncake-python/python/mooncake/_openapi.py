@@ -31,6 +31,8 @@ _KEY = [{"name": "key", "in": "path", "required": True, "schema": {"type": "stri
 
 
 def _does(summary: str, *errors: int, **more: Any) -> dict[str, Any]:
+    if "requestBody" in more:
+        errors = (*errors, 413, 415)
     responses: dict[str, Any] = {"200": {"description": "done"}}
     responses.update({str(status): {"description": '`{"error": ..}`'} for status in errors})
     return {"summary": summary, "responses": responses, **more}

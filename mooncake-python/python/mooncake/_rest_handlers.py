@@ -14,6 +14,7 @@ from aiohttp import web
 
 from mooncake import _folders, _mooncake
 from mooncake._byte_budget import time_for
+from mooncake._json_bodies import UnexpectedBody, check_small, put_fields, take_body
 
 _LOG = logging.getLogger("mooncake.mooncake_store_service")
 _MAX_GRACE_S = 3600
@@ -26,6 +27,8 @@ _EXISTS = -102
 _PIECE = 1 << 20
 # Seconds that a client has to take such a piece.
 _READER_S = 30.0
+# Bodies longer than this are parsed on a thread, one after another.
+_LARGE_BODY = 64 << 10
 
 
 def _json(body: dict[str, Any], status: int = 200) -> web.Response:
@@ -45,6 +48,8 @@ def _with_errors(handler: Callable[[Any, Any], Awaitable[web.StreamResponse]]) -
             return await handler(self, request)
         except _folders.NotAllowed as error:
             return _error(f"{error}; see --folder", 403)
+        except UnexpectedBody as error:
+            return error.refusal.response()
         except (web.HTTPException, asyncio.CancelledError):
             raise
         except Exception as error:
@@ -142,6 +147,21 @@ class RestHandlers:
     _mounts: _Mounts | None = None
     # Folders whose files `reconfigure` may mount. Without them, it mounts any file.
     _folders: Sequence[str] | None = None
+    # Permit to parse a large body.
+    _parsing: asyncio.Semaphore | None = None
+
+    @web.middleware
+    async def check_body(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        """Refuses bodies that are short and become many objects. `handle_put` checks its own."""
+        refused = None if self.is_put(request) else check_small(await request.read())
+        if refused is not None:
+            return refused.response()
+        response: web.StreamResponse = await handler(request)
+        return response
+
+    def is_put(self, request: web.Request) -> bool:
+        """Returns whether `handle_put` handles a request."""
+        return bool(request.match_info.handler == self.handle_put)
 
     async def _call(self, call: Callable[..., Any], *args: Any) -> Any:
         return await asyncio.to_thread(call, *args)
@@ -160,13 +180,23 @@ class RestHandlers:
     @_with_errors
     async def handle_put(self, request: Any) -> web.StreamResponse:
         """Stores a text value under a key."""
-        body = await request.json()
-        key, value = body.get("key"), body.get("value")
-        if not key or value is None:
+        fields = await self._parse_put(await take_body(request))
+        if fields is None:
             return _error("Missing key or value", 400)
-        if await self._call(self.store.put, key, value.encode()) != 0:
+        if await self._call(self.store.put, *fields) != 0:
             return _error("PUT operation failed", 500, **self._cause())
         return _json({"status": "success"})
+
+    async def _parse_put(self, body: bytes) -> tuple[Any, bytes] | None:
+        """Returns the result of `put_fields`. One large body at a time is parsed, because its text
+        may have several times its length.
+        """
+        if len(body) <= _LARGE_BODY:
+            return put_fields(body)
+        if self._parsing is None:
+            self._parsing = asyncio.Semaphore()
+        async with self._parsing:
+            return await asyncio.to_thread(put_fields, body)
 
     @_with_errors
     async def handle_get(self, request: Any) -> web.StreamResponse:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar, cast
 
 from mooncake._arrays import as_buffer
-from mooncake._mooncake import ReplicateConfig
+from mooncake._mooncake import ExistOptions, ReplicateConfig
 from mooncake.store import MooncakeDistributedStore
 
 _PREFIX = "async_"
@@ -109,14 +109,20 @@ class MooncakeDistributedStoreAsync(MooncakeDistributedStore):
         return values
 
     @_of_call
-    async def async_is_exist(self, key: str) -> int:
-        """Awaits `is_exist`."""
+    async def async_is_exist(self, key: str, options: ExistOptions | None = None) -> int:
+        """Awaits `is_exist`. A call with options runs on the executor."""
+        if options is not None:
+            return int(await _on_executor(self.is_exist, key, options))
         return int(await _awaited(self._async_is_exist, key))
 
     @_of_call
-    async def async_batch_is_exist(self, keys: list[str]) -> list[int]:
-        """Awaits `batch_is_exist`."""
-        found: list[int] = await _awaited(self._async_batch_is_exist, keys)
+    async def async_batch_is_exist(self, keys: list[str], options: ExistOptions | None = None) -> list[int]:
+        """Awaits `batch_is_exist`. A call with options runs on the executor."""
+        found: list[int]
+        if options is not None:
+            found = await _on_executor(self.batch_is_exist, keys, options)
+            return found
+        found = await _awaited(self._async_batch_is_exist, keys)
         return found
 
     @_of_call

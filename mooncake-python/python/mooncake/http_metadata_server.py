@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import hmac
 import ipaddress
 import logging
@@ -19,11 +18,12 @@ from typing import Any
 from aiohttp import web
 
 from mooncake._connections import ALLOWED_HOSTS, Connections, metrics_page, raise_descriptor_limit
+from mooncake._request_limits import BodyRules, Refusal
 from mooncake._sizes import parse_number, parse_size, parse_switch, parsed, port
 
 _LOG = logging.getLogger(__name__)
-# Longest value. A segment's descriptor may get that long.
-_MAX_VALUE = 64 << 20
+# Maximum bytes of a value. A descriptor of thousands of buffers is much shorter.
+_MAX_VALUE = 16 << 20
 # Maximum number of keys, and of bytes of all keys and values.
 _MAX_ENTRIES = 1 << 18
 _MAX_BYTES = 1 << 30
@@ -83,14 +83,15 @@ class KVBootstrapServer:
         self.host = host
         self._token = os.environ.get("MC_METADATA_HTTP_TOKEN", "")
         self._max_value = _limit("MC_METADATA_MAX_BODY_BYTES", _MAX_VALUE, parse_size)
-        self._puts: asyncio.Semaphore | None = None
+        max_puts: int | None = None
         if os.environ.get("MC_METADATA_MAX_CONCURRENT_PUTS"):
-            self._puts = asyncio.Semaphore(_limit("MC_METADATA_MAX_CONCURRENT_PUTS", 1, _count))
+            max_puts = _limit("MC_METADATA_MAX_CONCURRENT_PUTS", 1, _count)
         self.app = web.Application(client_max_size=self._max_value)
         self.app.router.add_route("*", "/metadata", self._handle_metadata)
         self.app.router.add_get("/health", self._health)
         self.app.router.add_get("/metrics", self._metrics)
-        self._connections = Connections(self.app, name="metadata")
+        rules = BodyRules(self._refuse, self._is_put, max_puts)
+        self._connections = Connections(self.app, name="metadata", bodies=rules)
         self._connections.allow(allowed_hosts, host)
         self.store: dict[str, bytes] = {}
         # Held for each access to the store by a request.
@@ -113,18 +114,23 @@ class KVBootstrapServer:
         if not self._token:
             return True
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-        return scheme.lower() == "bearer" and hmac.compare_digest(token.encode(), self._token.encode())
+        # Bytes of a header and of the environment that are not UTF-8 are escaped.
+        given, expected = (text.encode(errors="surrogateescape") for text in (token, self._token))
+        return scheme.lower() == "bearer" and hmac.compare_digest(given, expected)
 
-    async def _read_value(self, request: Any) -> bytes:
-        """Returns the body of a request, once few enough others are received."""
-        async with self._puts or contextlib.nullcontext():
-            return bytes(await request.read())
+    def _refuse(self, request: web.Request) -> web.Response | None:
+        """Returns the response to a request for an entry without the token."""
+        if request.match_info.handler != self._handle_metadata or self._is_authorized(request):
+            return None
+        return _unauthorized()
+
+    def _is_put(self, request: web.Request) -> bool:
+        """Returns whether the body of a request is a value."""
+        return request.method == "PUT" and request.match_info.handler == self._handle_metadata
 
     async def _handle_metadata(self, request: Any) -> web.Response:
         if not self._is_authorized(request):
-            answer = _answer("unauthorized", 401)
-            answer.headers["WWW-Authenticate"] = "Bearer"
-            return answer
+            return _unauthorized()
         key = request.query.get("key", "").strip()
         if not key:
             return _answer("metadata key is missing", 400)
@@ -132,7 +138,7 @@ class KVBootstrapServer:
             answer = _answer("method not allowed", 405)
             answer.headers["Allow"] = ",".join(_METHODS)
             return answer
-        value = await self._read_value(request) if request.method == "PUT" else b""
+        value = bytes(await request.read()) if request.method == "PUT" else b""
         async with self.lock:
             if request.method == "PUT":
                 return self._put(key, value)
@@ -151,20 +157,22 @@ class KVBootstrapServer:
             return _answer("Duplicate rpc_meta key not allowed", 400)
         before = 0 if old is None else _size(key, old)
         after = _size(key, value)
-        is_full = self._bytes - before + after > self.max_bytes and after > before
-        has_too_many = old is None and len(self.store) >= self.max_entries
-        if is_full or has_too_many:
-            self._refused += 1
-            budget = "size" if is_full else "key"
-            text = (
-                f"metadata {budget} budget exhausted: the metadata server is full. entries={len(self.store)} of {self.max_entries} "
-                f"bytes={self._bytes} of {self.max_bytes}; delete the keys of nodes that are gone"
-            )
-            _LOG.warning("%s", text)
-            return _answer(text, 507)
+        if self._bytes - before + after > self.max_bytes and after > before:
+            return self._refuse_entry("size", "max_bytes", self.max_bytes)
+        if old is None and len(self.store) >= self.max_entries:
+            return self._refuse_entry("key", "max_entries", self.max_entries)
         self._bytes += after - before
         self.store[key] = value
         return _answer("metadata updated")
+
+    def _refuse_entry(self, budget: str, limit: str, value: int) -> web.Response:
+        """Returns the response to an entry beyond a limit."""
+        self._refused += 1
+        reason = f"metadata {budget} budget exhausted: the metadata server is full"
+        remedy = "delete the keys of nodes that are gone"
+        refusal = Refusal(507, reason, remedy, (limit, value), "store metadata")
+        _LOG.warning("%s", refusal)
+        return refusal.response()
 
     async def _metrics(self, request: web.Request) -> web.Response:
         del request
@@ -242,6 +250,12 @@ class KVBootstrapServer:
 
 def _answer(text: str, status: int = 200) -> web.Response:
     return web.Response(text=text, status=status, content_type="application/json")
+
+
+def _unauthorized() -> web.Response:
+    answer = _answer("unauthorized", 401)
+    answer.headers["WWW-Authenticate"] = "Bearer"
+    return answer
 
 
 def _size(key: str, value: bytes) -> int:

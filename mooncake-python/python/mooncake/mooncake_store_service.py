@@ -16,6 +16,8 @@ from aiohttp import web
 
 from mooncake import _folders, _openapi
 from mooncake._connections import ALLOWED_HOSTS, Connections, metrics_page, raise_descriptor_limit
+from mooncake._json_bodies import refuse_charset
+from mooncake._request_limits import BodyRules
 from mooncake._rest_handlers import RestHandlers, _json, _with_errors
 from mooncake._rest_handlers import _shm_name_to_path as _shm_name_to_path
 from mooncake._sizes import parse_size, port
@@ -25,6 +27,7 @@ from mooncake.store import MooncakeDistributedStore
 __all__ = ["MooncakeStoreService", "main", "parse_arguments", "sync_main"]
 
 _LOG = logging.getLogger(__name__)
+# Maximum bytes of the body of `/api/put`.
 _MAX_BODY = 100 << 20
 # Paths without values, which programs may read by any name of the server.
 _OPEN_PATHS = ("/health", "/metrics", "/openapi.json")
@@ -70,7 +73,7 @@ class MooncakeStoreService(RestHandlers):
         self.mounted_segment_ids = []
         self.last_mount_info = {}
         self._state_lock = asyncio.Lock()
-        self.app = web.Application(client_max_size=_MAX_BODY)
+        self.app = web.Application(client_max_size=_MAX_BODY, middlewares=[self.check_body])
         self.app.add_routes(
             [
                 web.put("/api/put", self.handle_put),
@@ -90,7 +93,8 @@ class MooncakeStoreService(RestHandlers):
             ]
         )
         self._max_mount = max_mount_size
-        self.connections = Connections(self.app, name="rest", guards_all_but=_OPEN_PATHS)
+        rules = BodyRules(refuse_charset, self.is_put)
+        self.connections = Connections(self.app, name="rest", guards_all_but=_OPEN_PATHS, bodies=rules)
         self._allowed_hosts = allowed_hosts
         self.connections.allow(allowed_hosts, str(self.config.local_hostname))
 
