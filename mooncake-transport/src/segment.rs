@@ -473,6 +473,7 @@ mod tests {
 
     /// A batch of 300,000 requests that fail asks as often, with 20,000 buffers.
     #[test]
+    #[cfg_attr(miri, ignore = "slow")]
     fn many_ranges_are_looked_up_among_many_buffers() {
         let mut desc = SegmentDesc::new("node:1");
         desc.buffers.extend((1..=20_000u64).rev().map(|at| BufferDesc {

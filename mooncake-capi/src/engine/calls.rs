@@ -130,7 +130,7 @@ pub unsafe extern "C" fn openSegmentNoCache(
     })
 }
 
-/// Does nothing, as in Mooncake C++: numbers stay valid.
+/// Does nothing, as in Mooncake C++: numbers stay valid. An unknown number is an error.
 #[unsafe(no_mangle)]
 pub extern "C" fn closeSegment(engine: transfer_engine_t, segment_id: segment_id_t) -> c_int {
     code("closeSegment", || Engine::find(engine.addr())?.check_number(segment_id.into()))
@@ -165,8 +165,7 @@ pub unsafe extern "C" fn getSegmentFirstBufferAddress(
     })
 }
 
-/// Refreshes the descriptors of all opened segments. Those of segments that are gone are looked up
-/// at their next use.
+/// Refreshes the descriptors of all opened segments. Segments that are gone keep theirs.
 #[unsafe(no_mangle)]
 pub extern "C" fn syncSegmentCache(engine: transfer_engine_t) -> c_int {
     code("syncSegmentCache", || Engine::find(engine.addr())?.sync())

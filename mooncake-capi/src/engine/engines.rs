@@ -138,13 +138,12 @@ impl Engine {
     }
 
     /// Refreshes the descriptors of all opened segments, many at a time. A segment that is gone is
-    /// none: peers come and go.
+    /// no failure: peers come and go.
     pub(crate) fn sync(&self) -> Result<()> {
         let names = self.segments.lock().by_number.clone();
         let refresh = async |name: Arc<str>| {
-            self.engine.forget(&name);
-            if let Err(error) = self.engine.open(&name).await {
-                tracing::info!(segment = %name, %error, "cannot refresh segment; its next use looks it up");
+            if let Err(error) = self.engine.refresh(&name).await {
+                tracing::info!(segment = %name, %error, "cannot refresh segment; its descriptor stays");
             }
         };
         let refresh_all = futures::stream::iter(names).for_each_concurrent(LOOK_UPS, refresh);

@@ -329,6 +329,19 @@ impl<T: Transport> Engine<T> {
         drop(removed);
     }
 
+    /// Looks up a segment again if it is open. Without a response, its descriptor stays.
+    ///
+    /// # Errors
+    /// Those of the metadata service, and of the connection if the descriptor has changed.
+    pub async fn refresh(&self, name: &str) -> Result<()> {
+        let full = self.inner.full_name(name);
+        let known = self.inner.targets.lock().use_target(&full);
+        match known.filter(|target| target.name() != self.inner.name) {
+            Some(target) => self.inner.look_up_again(&target, &target.route()).await.map(drop),
+            None => Ok(()),
+        }
+    }
+
     /// Sends a notification to another engine's handshake port.
     pub async fn notify(&self, segment: &str, notification: &Notification) -> Result<()> {
         self.inner.notify(segment, notification).await
