@@ -46,7 +46,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
         now: Moment,
     ) -> Option<Victim<A>> {
         let mut victim = Victim::empty();
-        let (hash, tenant) = (shard[slot].hash, shard[slot].tenant());
+        let (hash, tenant, key) = (shard[slot].hash, shard[slot].tenant(), shard[slot].key.clone());
         let Some(group) = shard[slot].group().cloned() else {
             self.evict_slot(&mut shard, slot, MissCause::Evicted, now, &mut victim);
             return Some(victim);
@@ -61,7 +61,11 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
         let mut shards = self.directory.lock_all(&step);
         let chosen = shards.shard_of(hash)?;
         // A look-up may have extended the lease since the choice.
-        let slot = rest.find(chosen, hash).filter(|slot| self.is_evictable(&chosen[*slot], pass, now))?;
+        let slot = chosen.find(hash, key.as_bytes())?;
+        let is_member = chosen[slot].group().is_some_and(|group| Arc::ptr_eq(group, &rest.group));
+        if !is_member || !self.is_evictable(&chosen[slot], pass, now) {
+            return None;
+        }
         self.evict_slot(chosen, slot, MissCause::Evicted, now, &mut victim);
         self.evict_members(&mut shards, &step, &rest, now, &mut victim);
         drop(shards);

@@ -11,6 +11,9 @@ use super::victim::{MAX_PASSED_OVER, Victim};
 use crate::directory::{Object, Pass, Shard};
 use crate::sync::MutexGuard;
 
+/// Maximum number of objects of groups whose lease is extended between the choice and the eviction.
+const MAX_EXTENDED: usize = 32;
+
 impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
     /// Evicts the least recently used objects of a tenant until `bytes` more are within its quota
     /// once `freed` bytes are gone. Returns whether they are.
@@ -35,17 +38,20 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
         if let Some(victim) = self.evict_rest(Some(number), now) {
             return Some(victim);
         }
-        let mut passed_over = 0;
-        loop {
+        let (mut passed_over, mut extended) = (0, 0);
+        while extended < MAX_EXTENDED {
             let (mut shard, slot) = self.oldest_of(number, pass, now)?;
             if passed_over < MAX_PASSED_OVER && shard.begin_wait(slot) {
                 passed_over += 1;
                 continue;
             }
-            let Some(mut victim) = self.evict_chosen(shard, slot, pass, now) else { continue };
-            self.release_parents(&mut victim);
-            return Some(victim);
+            if let Some(mut victim) = self.evict_chosen(shard, slot, pass, now) {
+                self.release_parents(&mut victim);
+                return Some(victim);
+            }
+            extended += 1;
         }
+        None
     }
 
     /// Returns the object of a tenant that goes first, and its shard, locked.
