@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use mooncake_core::clock::{Clock, Moment, SystemClock};
 use parking_lot::{Condvar, Mutex};
 use pyo3::exceptions::{PyBufferError, PyRuntimeError, PyTypeError};
 use pyo3::ffi;
@@ -31,6 +32,7 @@ struct Shared {
     max_regions: Option<u64>,
     state: Mutex<Usage>,
     returned: Condvar,
+    clock: SystemClock,
 }
 
 #[derive(Default)]
@@ -42,11 +44,19 @@ struct Usage {
     /// leases do not keep a large one waiting.
     waiting: VecDeque<u64>,
     next_ticket: u64,
+    /// Time at which the first one became the first.
+    first_since: Moment,
 }
 
+/// Time for which the first caller goes before the others. After that, those that fit overtake it:
+/// one of them may have the leases that the first one waits for.
+const PRIORITY: Duration = Duration::from_secs(2);
+
 impl Usage {
-    fn is_next(&self, ticket: Option<u64>) -> bool {
-        self.waiting.front().copied() == ticket
+    /// Returns whether a caller that waits, or one that would begin to wait, may take space.
+    fn may_take(&self, ticket: Option<u64>, now: Moment) -> bool {
+        self.waiting.front().is_none_or(|first| Some(*first) == ticket)
+            || now.since(self.first_since) >= PRIORITY
     }
 }
 
@@ -58,7 +68,12 @@ struct Turn<'a> {
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        self.pool.state.lock().waiting.retain(|ticket| *ticket != self.ticket);
+        let mut state = self.pool.state.lock();
+        if state.waiting.front() == Some(&self.ticket) {
+            state.first_since = self.pool.clock.now();
+        }
+        state.waiting.retain(|ticket| *ticket != self.ticket);
+        drop(state);
         self.pool.returned.notify_all();
     }
 }
@@ -70,16 +85,21 @@ impl Shared {
     }
 
     /// Reserves `len` bytes. Waits for space for as long as `limit` allows, or until a signal
-    /// handler raises. Space goes to those that have waited longest.
+    /// handler raises. Space goes to those that have waited longest; a caller that does not wait
+    /// takes what is there.
     fn reserve_or_wait(&self, py: Python<'_>, len: u64, limit: Option<Option<Duration>>) -> PyResult<()> {
-        if self.reserve(len, Duration::ZERO, None)? {
+        let Some(mut left) = limit else {
+            let fits = self.reserve(len, Duration::ZERO, |_, _| true)?;
+            return if fits { Ok(()) } else { pool_error("buffer pool is exhausted") };
+        };
+        if self.reserve(len, Duration::ZERO, |state, now| state.may_take(None, now))? {
             return Ok(());
         }
-        let Some(mut left) = limit else { return pool_error("buffer pool is exhausted") };
         let turn = self.wait_in_turn();
         loop {
             let part = left.unwrap_or(signals::CHECK_INTERVAL).min(signals::CHECK_INTERVAL);
-            if detached(py, || self.reserve(len, part, Some(turn.ticket)))? {
+            let may_take = |state: &Usage, now| state.may_take(Some(turn.ticket), now);
+            if detached(py, || self.reserve(len, part, may_take))? {
                 return Ok(());
             }
             left = left.map(|left| left.saturating_sub(part));
@@ -94,15 +114,23 @@ impl Shared {
         let mut state = self.state.lock();
         let ticket = state.next_ticket;
         state.next_ticket += 1;
+        if state.waiting.is_empty() {
+            state.first_since = self.clock.now();
+        }
         state.waiting.push_back(ticket);
         Turn { pool: self, ticket }
     }
 
-    /// Reserves `len` bytes and returns whether there was enough space within the time limit. A
-    /// caller without a ticket gets nothing while others wait.
-    fn reserve(&self, len: u64, limit: Duration, ticket: Option<u64>) -> PyResult<bool> {
+    /// Reserves `len` bytes if `may_take` allows it. Returns whether there was enough space within
+    /// the time limit.
+    fn reserve(
+        &self,
+        len: u64,
+        limit: Duration,
+        may_take: impl Fn(&Usage, Moment) -> bool,
+    ) -> PyResult<bool> {
         let mut state = self.state.lock();
-        let fits = |state: &Usage| state.is_next(ticket) && self.has_space(state, len);
+        let fits = |state: &Usage| may_take(state, self.clock.now()) && self.has_space(state, len);
         if !limit.is_zero() {
             self.returned.wait_while_for(&mut state, |state| !state.closed && !fits(state), limit);
         }
@@ -222,12 +250,14 @@ impl BufferPool {
             max_regions: max_regions.map(|max| max.0),
             state: Mutex::default(),
             returned: Condvar::new(),
+            clock: SystemClock::new(),
         };
         Ok(Self { shared: Arc::new(shared), block: block_on_exhaustion, timeout: default_timeout })
     }
 
     /// Leases memory. If the pool is exhausted, this waits for at most `timeout` seconds. Without
-    /// `block` it raises `RuntimeError` at once.
+    /// `block` it raises `RuntimeError` at once. For two seconds, those that wait are served in
+    /// order; then those that fit first.
     #[pyo3(signature = (size, block=None, timeout=None))]
     fn acquire(
         &self,

@@ -164,7 +164,8 @@ class BufferPool:
     ) -> Self: ...
     def acquire(self, /, size: int, block: bool | None = None, timeout: float | None = None) -> BufferLease:
         """Leases memory. If the pool is exhausted, this waits for at most `timeout` seconds.
-        Without `block` it raises `RuntimeError` at once.
+        Without `block` it raises `RuntimeError` at once. For two seconds, those that wait are
+        served in order; then those that fit first.
         """
     def buffer(self, /, size: int, block: bool | None = None, timeout: float | None = None) -> BufferLease:
         """Leases memory like `acquire`, for use in a `with` statement."""

@@ -143,6 +143,22 @@ def _backend_call(direct: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def _hide_from_compiler(call: Any) -> None:
+    """Lets `torch.compile` run a call as it is, with what it calls. The compiler refuses members of
+    a group that torch has not registered.
+    """
+    call._torchdynamo_disable = True
+    call._torchdynamo_disable_msg = "calls of mooncake process groups run as they are"
+    try:
+        from torch._C._dynamo import eval_frame
+        from torch._C._dynamo.eval_frame import set_code_exec_strategy
+    except ImportError:
+        # Before torch 2.8 groups are not checked.
+        return
+    skip = eval_frame._FrameAction.SKIP
+    set_code_exec_strategy(call.__code__, eval_frame._FrameExecStrategy(skip, skip))
+
+
 def _group_call(name: str, tensors: int, direct: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a call of a group, whose first `tensors` arguments have tensors."""
     through_dispatcher = getattr(ProcessGroup, name, None)
@@ -167,6 +183,7 @@ def _group_call(name: str, tensors: int, direct: Callable[..., Any]) -> Callable
     # its name and the same first argument.
     call.__code__ = call.__code__.replace(co_name=name)
     call.__name__ = name
+    _hide_from_compiler(call)
     return call
 
 

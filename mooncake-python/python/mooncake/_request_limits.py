@@ -75,6 +75,8 @@ def too_many_bodies(limit: int) -> Refusal:
 
 def encoded_body(request: web.Request) -> Refusal | None:
     """Returns the refusal of a compressed body. Its length would not limit its memory."""
+    if not request.body_exists:
+        return None
     for field in request.headers.getall("Content-Encoding", ()):
         for coding in field.split(","):
             if coding.strip().lower() not in ("", "identity"):
