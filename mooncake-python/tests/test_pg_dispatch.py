@@ -349,6 +349,30 @@ def map_over_batch(group: Any) -> Any:
     return torch.vmap(add)(torch.ones(2, 3)).tolist()
 
 
+def compiled_exchange(group: Any) -> list[Any]:
+    rank = dist.get_rank()
+
+    def exchange(tensor: torch.Tensor) -> list[torch.Tensor]:
+        twice = tensor * 2
+        torch._dynamo.graph_break()
+        space = torch.zeros(3)
+        calls = [dist.P2POp(dist.isend, twice + rank, 1 - rank, group), dist.P2POp(dist.irecv, space, 1 - rank, group)]
+        for work in dist.batch_isend_irecv(calls):
+            work.wait()
+        total = space + 1
+        group.allreduce([total]).wait()
+        return [space, total]
+
+    return [tensor.tolist() for tensor in torch.compile(exchange, backend="eager")(torch.ones(3))]
+
+
+@pytest.mark.nightly
+def test_calls_in_a_compiled_function_run_as_they_are(world: World) -> None:
+    results = world.all_within(LIMIT, beside_gloo, compiled_exchange)
+    assert [ours for ours, _ in results] == [[[3.0] * 3, [7.0] * 3], [[2.0] * 3, [7.0] * 3]]
+    assert all(ours == theirs for ours, theirs in results)
+
+
 def test_a_transform_of_functions_sees_the_operator(world: World) -> None:
     for ours, theirs in world.all_within(LIMIT, beside_gloo, map_over_batch):
         assert ours == theirs and "c10d::allreduce_" in ours

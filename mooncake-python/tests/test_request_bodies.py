@@ -154,8 +154,10 @@ def test_the_rest_of_a_refused_request_is_discarded_and_counts_nothing():
         # A connection whose request has ended goes on.
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         for _ in range(2):
-            writer.write(head("PUT /", 0, "Content-Encoding: gzip"))
+            writer.write(head("PUT /", 2, "Content-Encoding: gzip") + b"ab")
             assert (await response(reader))[0] == 415
+        writer.write(head("PUT /", 0, "Content-Encoding: gzip"))
+        assert (await response(reader))[0] == 404, "a request without a body has no encoding"
         writer.close()
         await connections.stop()
 
