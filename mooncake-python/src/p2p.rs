@@ -314,7 +314,7 @@ fn sources(buffers: &[Bound<'_, PyAny>], is_written: bool) -> PyResult<Vec<Arc<d
 fn progress(call: Py<PyAny>) -> Arc<dyn Fn(GetProgress) + Send + Sync> {
     // The last reference is dropped on the thread for Python code as well.
     let call = Arc::new(PythonFunction(Some(call)));
-    // What a slow function has not seen yet is replaced: only the latest progress waits.
+    // Only the latest progress waits for a slow function.
     let latest = Arc::new(Mutex::new(None::<GetProgress>));
     Arc::new(move |progress: GetProgress| {
         if latest.lock().replace(progress).is_some() {

@@ -129,8 +129,7 @@ def test_awaited_puts_take_arrays_and_tensors(master, key):
 
 def test_coroutines_take_the_arguments_of_their_calls():
     def arguments(of):
-        """Returns names, kinds, and whether a default exists. `wait_on_cancel` belongs to coroutines.
-        """
+        """Returns names, kinds, and whether a default exists. `wait_on_cancel` is of coroutines."""
         taken = inspect.signature(of).parameters.values()
         return [
             (it.name, it.kind is it.KEYWORD_ONLY, it.default is not it.empty)

@@ -243,7 +243,7 @@ def test_values_beyond_the_limit_wait(one_put):
         await soon(lambda: connections._permits.locked())
         others = [asyncio.create_task(ask(port, line, b"value")) for _ in range(3)]
         await soon(lambda: sum(it.queued is not None for it in connections.open.values()) == 3)
-        # Bodies that are no values need no permit, and nor do requests without a body.
+        # Only bodies of values need a permit.
         assert (await ask(port, "GET /metadata?key=other", b"x"))[0] == 404
         assert (await ask(port, "GET /health", b"x"))[0] == 200
         assert not any(it.done() for it in others)

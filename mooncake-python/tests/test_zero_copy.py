@@ -551,7 +551,7 @@ def test_pool_serves_those_that_have_waited_longest(make_store):
         with pytest.raises(RuntimeError, match="timed out"):
             while time.monotonic() < end:
                 pool.acquire(1024, timeout=0.05).release()
-        # One that does not wait takes what is there.
+        # A caller that does not wait takes what is there.
         pool.acquire(1024, block=False).release()
         # The large one may wait for the leases of the caller, which overtakes it in the end.
         second = pool.acquire(1024)

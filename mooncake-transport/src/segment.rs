@@ -290,7 +290,7 @@ fn bad(what: impl Into<std::borrow::Cow<'static, str>>) -> Error {
     Error::new(ErrorCode::InvalidParams, what).context("segment descriptor")
 }
 
-/// Memories of a segment, for the question whether they hold a range.
+/// Memories of a segment, for tests whether they hold a range.
 #[derive(Clone, Debug)]
 pub(crate) struct HeldRanges {
     /// Begin of each memory, in order, and the last end of it and of those before.
@@ -298,7 +298,7 @@ pub(crate) struct HeldRanges {
 }
 
 impl HeldRanges {
-    /// Returns the memories of a segment. One that was registered in parts is one.
+    /// Returns the memories of a segment. Parts of one memory count as one.
     pub(crate) fn of(desc: &SegmentDesc) -> Self {
         let mut parts: Vec<_> = desc
             .buffers
@@ -327,8 +327,8 @@ impl HeldRanges {
         Self { ends }
     }
 
-    /// Returns whether all of `[addr, addr + len)` lies in one memory. Returns false for a length of
-    /// zero.
+    /// Returns whether all of `[addr, addr + len)` lies in one memory. Returns false for a length
+    /// of zero.
     pub(crate) fn hold(&self, addr: u64, len: u64) -> bool {
         let after = self.ends.partition_point(|(begin, _)| *begin <= addr);
         let end = after.checked_sub(1).map(|at| self.ends[at].1);

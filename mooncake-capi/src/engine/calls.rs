@@ -165,7 +165,8 @@ pub unsafe extern "C" fn getSegmentFirstBufferAddress(
     })
 }
 
-/// Refreshes the descriptors of all opened segments. Segments that are gone keep theirs.
+/// Refreshes the descriptors of all opened segments. Descriptors without a response
+/// stay.
 #[unsafe(no_mangle)]
 pub extern "C" fn syncSegmentCache(engine: transfer_engine_t) -> c_int {
     code("syncSegmentCache", || Engine::find(engine.addr())?.sync())

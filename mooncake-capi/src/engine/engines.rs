@@ -137,8 +137,8 @@ impl Engine {
         self.segments.lock().name_of(usize::try_from(id).ok()?)
     }
 
-    /// Refreshes the descriptors of all opened segments, many at a time. A segment that is gone is
-    /// no failure: peers come and go.
+    /// Refreshes the descriptors of all opened segments, many at a time. A descriptor without a
+    /// response stays: peers come and go.
     pub(crate) fn sync(&self) -> Result<()> {
         let names = self.segments.lock().by_number.clone();
         let refresh = async |name: Arc<str>| {

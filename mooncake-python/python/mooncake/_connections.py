@@ -424,8 +424,8 @@ class Connections:
     async def _permit(self, connection: _Connection, request: web.Request) -> AsyncIterator[None]:
         """Holds a permit to receive the body of a request, if such permits are limited.
 
-        A connection that waits for a permit can be evicted for another one, and for its bytes. Raises
-        `_NoPermit` if other bodies keep the permits for longer than a short body may take.
+        A connection that waits for a permit can be evicted for another one, and for its bytes.
+        Raises `_NoPermit` if other bodies keep the permits for longer than a short body may take.
         """
         if self._permits is None or not request.body_exists or not self._bodies.may_be_long(request):
             yield

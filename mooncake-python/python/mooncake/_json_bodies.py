@@ -17,8 +17,8 @@ _MAX_FIELDS = 64
 # most one list, that of segments.
 _MAX_BRACKETS = 64
 _MAX_COMMAS = 16_384
-# Encodings of text that a body may name: JSON is UTF-8. Clients that name the last ones send ASCII,
-# and other bytes of theirs are mostly no UTF-8. Decoders of others may be slow.
+# Encodings of text that a body may name. JSON is UTF-8; clients that name one of the last two send
+# ASCII. Decoders of other encodings may be slow.
 _CHARSETS = ("utf-8", "utf8", "us-ascii", "ascii", "iso-8859-1", "latin-1")
 # Longest part of a charset that a refusal repeats.
 _SHOWN = 64

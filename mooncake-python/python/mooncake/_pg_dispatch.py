@@ -144,8 +144,8 @@ def _backend_call(direct: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _hide_from_compiler(call: Any) -> None:
-    """Lets `torch.compile` run a call as it is, with what it calls. The compiler refuses members of
-    a group that torch has not registered.
+    """Lets `torch.compile` run a call as it is, with the functions that it calls. The compiler
+    refuses attributes of a group that torch has not registered.
     """
     call._torchdynamo_disable = True
     call._torchdynamo_disable_msg = "calls of mooncake process groups run as they are"

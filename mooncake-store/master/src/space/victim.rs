@@ -22,7 +22,7 @@ pub(crate) const MAX_PASSED_OVER: usize = 32;
 pub(crate) struct Victim<A> {
     /// Number of objects that left memory.
     pub(crate) objects: u64,
-    /// Number of bytes that nobody reads any more.
+    /// Number of bytes that no client reads any more.
     pub(crate) bytes: u64,
     pub(crate) segments: SmallVec<[Arc<MountedSegment<A>>; 1]>,
     /// Hashes of the parents of evicted objects.
@@ -53,7 +53,7 @@ impl<A: SegmentAllocator, E: MergeableOrder> Space<A, E> {
         let Some(value) = shard.take_value(slot, now) else { return };
         let bytes = value.replicas.iter().fold(0u64, |sum, held| sum.saturating_add(held.extent.len));
         victim.objects += 1;
-        // What is still read is not free yet.
+        // Bytes that a client reads are not free yet.
         if lease <= now {
             victim.bytes = victim.bytes.saturating_add(bytes);
         }
