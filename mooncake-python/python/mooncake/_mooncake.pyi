@@ -839,6 +839,7 @@ class Store:
     def batch_put_session_end(self, /, keys: list[str]) -> list[int]:
         """Makes values readable after all their bytes have been written. Returns -1010 for a value
         with a range that was never written, and frees its space; `last_error` names the range.
+        Returns -900 or -901 if the master does not answer: end the session again, or revoke it.
         """
     def batch_put_session_revoke(self, /, keys: list[str]) -> list[int]:
         """Frees the space of values that are not to be completed."""

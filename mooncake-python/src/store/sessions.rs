@@ -8,7 +8,7 @@ use mooncake_store::local::CallMemory;
 use pyo3::prelude::*;
 use tokio::sync::RwLock;
 
-use super::part_write::PartWrite;
+use super::part_write::{PartWrite, TakenWrites};
 use super::{NOT_SET_UP, Session, Store, wait_until_unused};
 use crate::args::{Uint, texts};
 use crate::client::{PythonClient, RangeRead};
@@ -73,10 +73,18 @@ impl Session {
         config: &mooncake_core::replica::ReplicateConfig,
     ) -> Result<Vec<Result<()>>> {
         let own = self.client.full()?;
-        let free: Vec<bool> = {
-            let writes = self.writes.lock();
-            keys.iter().map(|key| !writes.contains_key(key)).collect()
+        let (free, unended): (Vec<bool>, Vec<Arc<PartWrite>>) = {
+            let mut writes = self.writes.lock();
+            let is_unended = |key: &&String| writes.get(*key).is_some_and(|write| write.has_unknown_end());
+            let unended: Vec<&String> = keys.iter().filter(is_unended).collect();
+            let unended = unended.into_iter().filter_map(|key| writes.remove(key)).collect();
+            (keys.iter().map(|key| !writes.contains_key(key)).collect(), unended)
         };
+        if !unended.is_empty() {
+            // A new session replaces one whose end was lost.
+            let spaces: Vec<&Reservation> = unended.iter().map(|write| &write.space).collect();
+            own.ranges().give_back(&spaces).await;
+        }
         let config = config.of_keys((0..keys.len()).filter(|at| free[*at]), keys.len());
         let wanted = keys.iter().zip(sizes).zip(&free).filter(|(_, free)| **free);
         let items: Vec<(&String, u64)> = wanted.map(|((key, size), _)| (key, size.0)).collect();
@@ -137,20 +145,23 @@ impl Session {
 
     /// Removes the open writes of these keys from the table and waits until no part of them is
     /// being written.
-    async fn take_writes(&self, keys: &[String]) -> Vec<Result<Arc<PartWrite>>> {
-        let taken: Vec<_> = {
+    async fn take_writes<'a>(&'a self, keys: &'a [String]) -> TakenWrites<'a> {
+        let writes = {
             let mut writes = self.writes.lock();
             keys.iter().map(|key| writes.remove(key).ok_or_else(|| no_session(key))).collect()
         };
-        for writing in taken.iter().flatten() {
+        let taken = TakenWrites { table: &self.writes, keys, writes };
+        for writing in taken.writes.iter().flatten() {
             *writing.open.write().await = false;
         }
         taken
     }
 
+    /// Makes values readable. A session without a result stays open, so that it can be ended again
+    /// or revoked.
     async fn end_writes(&self, keys: &[String]) -> Result<Vec<Result<()>>> {
         let taken = self.take_writes(keys).await;
-        let objects: Vec<&Reservation> = taken.iter().flatten().map(|one| &one.space).collect();
+        let objects = taken.spaces();
         let client = self.client.full()?;
         let mut ended = client.ranges().commit(&objects).await?.into_iter();
         // The missing parts of these objects can no longer be written.
@@ -158,21 +169,17 @@ impl Session {
         if !incomplete.is_empty() {
             client.ranges().give_back(&incomplete).await;
         }
-
-        Ok(taken
-            .iter()
-            .map(|one| match one {
-                Ok(_) => ended.next().unwrap_or_else(missing_result),
-                Err(error) => Err(Error::new(error.code(), error.message().to_owned())),
-            })
-            .collect())
+        let result = |write: &Result<_>| match write {
+            Ok(_) => ended.next().unwrap_or_else(missing_result),
+            Err(error) => Err(Error::new(error.code(), error.message().to_owned())),
+        };
+        Ok(taken.writes.iter().map(result).collect())
     }
 
     async fn revoke_writes(&self, keys: &[String]) -> Result<Vec<Result<()>>> {
-        let taken = self.take_writes(keys).await;
-        let objects: Vec<&Reservation> = taken.iter().flatten().map(|one| &one.space).collect();
-        self.client.full()?.ranges().give_back(&objects).await;
-        Ok(taken.into_iter().map(|one| one.map(drop)).collect())
+        let mut taken = self.take_writes(keys).await;
+        self.client.full()?.ranges().give_back(&taken.spaces()).await;
+        Ok(taken.writes.drain(..).map(|one| one.map(drop)).collect())
     }
 }
 
@@ -307,6 +314,7 @@ impl Store {
 
     /// Makes values readable after all their bytes have been written. Returns -1010 for a value
     /// with a range that was never written, and frees its space; `last_error` names the range.
+    /// Returns -900 or -901 if the master does not answer: end the session again, or revoke it.
     fn batch_put_session_end(
         &self,
         py: Python<'_>,

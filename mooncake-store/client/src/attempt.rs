@@ -1,28 +1,24 @@
 //! Requests for space, and the return of the space to the master.
 
-use mooncake_core::clock::Moment;
-use mooncake_core::replica::ReplicaType;
-use mooncake_protocol::api::WriteMode;
+use mooncake_core::replica::{Replica, ReplicaType, ReplicateConfig};
+use mooncake_core::{ErrorKind, Result};
+use mooncake_protocol::api::{EndItem, PutItem, WriteMode};
 use mooncake_transport::Transport;
 use std::time::Duration;
 
-use crate::deadline::Deadline;
+use crate::deadline::{Deadline, deadline_exceeded};
+pub(crate) use crate::grants::Attempt;
 use crate::state::Inner;
+
+/// Response to a call that ends writes, and the number of calls that were made.
+pub(crate) type EndResponse = (Result<Vec<Result<()>>>, usize);
 
 /// Age after which a grant is neither ended nor revoked on a master that does not fence writes.
 /// After 30 s another client may write the key, and the call would end that write.
 pub(crate) const UNFENCED_GRANT_LIFETIME: Duration = Duration::from_secs(25);
 
 /// Pause between two attempts to revoke a grant while the master does not respond.
-pub(crate) const REVOKE_PAUSE: Duration = Duration::from_millis(500);
-
-/// Request for space, and the number by which the master recognizes later calls about it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Attempt {
-    pub(crate) mode: WriteMode,
-    pub(crate) number: u64,
-    pub(crate) requested_at: Moment,
-}
+const REVOKE_PAUSE: Duration = Duration::from_millis(500);
 
 impl Attempt {
     pub(crate) fn new<T: Transport>(client: &Inner<T>, mode: WriteMode) -> Self {
@@ -34,6 +30,50 @@ impl Attempt {
     pub(crate) fn is_unambiguous<T: Transport>(&self, client: &Inner<T>) -> bool {
         client.master.fences_writes()
             || client.config.clock.now().since(self.requested_at) <= UNFENCED_GRANT_LIFETIME
+    }
+
+    /// Sends a request for space. The request is repeated once if the master recognizes
+    /// repetitions, so that a lost response does not fail the write.
+    pub(crate) async fn request_space<T: Transport>(
+        &self,
+        client: &Inner<T>,
+        items: &[PutItem<'_>],
+        config: &ReplicateConfig,
+        deadline: &Deadline,
+    ) -> Result<Vec<Result<Vec<Replica>>>> {
+        let call = || client.master.put_start(client.caller(self.number), self.mode, items, config);
+        match deadline.bound("put start", call()).await {
+            Err(error)
+                if matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Timeout)
+                    && client.master.fences_writes()
+                    && !deadline.is_over() =>
+            {
+                deadline.bound("put start", call()).await
+            }
+            response => response,
+        }
+    }
+
+    /// Makes written objects readable with at most `max_calls` calls. The bytes have arrived and
+    /// the call may be repeated, so that a lost response need not fail the write.
+    pub(crate) async fn end<T: Transport>(
+        &self,
+        client: &Inner<T>,
+        items: &[EndItem<'_>],
+        replicas: ReplicaType,
+        deadline: &Deadline,
+        max_calls: usize,
+    ) -> EndResponse {
+        let call = || client.master.put_end(client.caller(self.number), self.mode, items, replicas);
+        let mut response = Err(deadline_exceeded("put end: others may write the key by now"));
+        let mut calls = 0;
+        for _ in 0..max_calls {
+            if response.is_err() && !deadline.is_over() && self.is_unambiguous(client) {
+                response = deadline.bound("put end", call()).await;
+                calls += 1;
+            }
+        }
+        (response, calls)
     }
 
     /// Returns space to the master. Returns whether the master confirmed it.
@@ -69,7 +109,8 @@ impl Attempt {
     }
 
     /// Repeats [`Attempt::revoke`] until the master confirms it, the client closes, or the grant is
-    /// too old.
+    /// too old. A master that does not recognize writers is asked once: another revoke could
+    /// concern a later write of the key.
     pub(crate) async fn revoke_until_confirmed<T: Transport>(
         &self,
         client: &Inner<T>,
@@ -77,6 +118,7 @@ impl Attempt {
     ) -> bool {
         while !self.revoke(client, keys, &client.deadline()).await {
             if client.usable().is_err()
+                || !client.master.fences_writes()
                 || client.config.clock.now().since(self.requested_at) > UNFENCED_GRANT_LIFETIME
             {
                 return false;
@@ -84,5 +126,21 @@ impl Attempt {
             tokio::time::sleep(REVOKE_PAUSE).await;
         }
         true
+    }
+
+    /// Revokes requested space that nothing was written to, until the master confirms it. Without a
+    /// response to the request, the master may receive the request after the first revoke, so the
+    /// revoke is repeated.
+    pub(crate) async fn revoke_requested<T: Transport>(
+        &self,
+        client: &Inner<T>,
+        keys: &[&[u8]],
+        has_response: bool,
+    ) {
+        if !self.revoke_until_confirmed(client, keys).await || has_response {
+            return;
+        }
+        tokio::time::sleep(REVOKE_PAUSE).await;
+        self.revoke(client, keys, &client.deadline()).await;
     }
 }

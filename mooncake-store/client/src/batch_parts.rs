@@ -1,10 +1,10 @@
-//! Parts of large batches. The objects of a batch are read in consecutive parts. Each part has its
-//! own look-up, its own leases, and the time of one operation.
+//! Parts of large batches. The objects of a batch are read or stored in consecutive parts. Each
+//! part has its own requests to the master, its own leases, and the time of one operation.
 
 use mooncake_core::Result;
 use mooncake_protocol::parts::MAX_ITEMS;
 
-/// Maximum number of objects of a part, which one call of the master locates.
+/// Maximum number of objects of a part, which one call of the master locates or grants space for.
 pub(crate) const PART_OBJECTS: usize = MAX_ITEMS;
 /// Maximum number of bytes of a part. One object may be longer.
 pub(crate) const PART_BYTES: u64 = 4 << 30;

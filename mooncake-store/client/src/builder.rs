@@ -603,6 +603,7 @@ impl<S: TransportSource> ClientBuilder<S> {
                 metrics,
                 read_numbers: ReadNumbers::new(&mut rng),
                 rng: Mutex::new(rng),
+                reserved: Default::default(),
                 has_stored: AtomicBool::new(false),
                 zeroes_nothing: AtomicBool::new(false),
                 next_replica: AtomicUsize::new(0),

@@ -36,6 +36,7 @@ mod disk;
 mod errors;
 mod exist_options;
 mod get;
+mod grants;
 mod handles;
 mod heartbeat;
 mod inventory;

@@ -10,6 +10,7 @@ use crate::state::Client;
 
 impl<T: Transport> Client<T> {
     /// Leaves the cluster: unmounts all memory and stops. The objects in that memory are lost.
+    /// Space of open reservations is returned to the master.
     ///
     /// Objects in a [file](crate::ClientConfig::segment_file) stay there for the next process. The
     /// file is not unmounted. The master drops its objects if no process mounts it in time.
@@ -27,6 +28,7 @@ impl<T: Transport> Client<T> {
             let _ = heartbeat_task.await;
         }
         self.inner.stop_announcing().await;
+        self.inner.return_reserved_space(&self.inner.deadline()).await;
         let deadline = self.inner.deadline();
         if let Some(files) = &self.inner.files {
             let idle = async {

@@ -92,6 +92,10 @@ impl<T: Transport> Client<T> {
     /// Stores many values with one RPC to the master before the transfers and one after them. Each
     /// client receives its bytes in one batch. Each value has a result of its own.
     ///
+    /// More than 16,384 values are stored in consecutive parts, each with the time of one
+    /// operation. After a part whose outcomes are unknown, no other part is stored, and the other
+    /// values have its error.
+    ///
     /// # Errors
     /// Returns an error if the outcome of every value is unknown.
     pub async fn batch_put<K: AsRef<[u8]>, V: AsPayload<T>>(

@@ -19,11 +19,12 @@ use mooncake_core::replica::{Replica, ReplicaLocation, ReplicaType, ReplicateCon
 use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
 use mooncake_transport::Transport;
 
-use crate::attempt::{Attempt, REVOKE_PAUSE};
-use crate::deadline::{Deadline, deadline_exceeded};
+use crate::attempt::Attempt;
+use crate::batch_parts::PART_OBJECTS;
+use crate::deadline::Deadline;
 use crate::disk::GrantedFile;
 use crate::errors::display_key;
-use crate::metrics::Operation;
+use crate::metrics::{Counting, Operation};
 use crate::offload::FilePut;
 use crate::payload::{Item, PutOutcome};
 use crate::refusals::explain;
@@ -31,6 +32,7 @@ use crate::retry_on_full::{RetryOnFull, is_full, too_large};
 use crate::state::{Inner, is_newer};
 use crate::writing::{Grant, ReplicaTarget, Writing};
 use mooncake_protocol::api::{EndItem, PutItem, WriteMode};
+use mooncake_protocol::parts::part_of;
 
 /// Maximum number of attempts that fail at clients that have failed in this put before. The first
 /// failure of a client does not count.
@@ -51,6 +53,50 @@ pub(crate) async fn write<T: Transport>(
 ) -> Result<Vec<Result<PutOutcome>>> {
     client.can_transfer()?;
     let mut counting = client.counting(operation);
+    let ended = write_in_parts(client, mode, items, config, &mut counting).await?;
+    ended.iter().zip(items).for_each(|(outcome, item)| counting.written(outcome, item.value.len()));
+    counting.end();
+    Ok(ended)
+}
+
+/// Stores items in consecutive parts, each with the time of one operation. After a part whose
+/// outcomes are unknown, the items behind it are not written, and have its error.
+async fn write_in_parts<T: Transport>(
+    client: &Arc<Inner<T>>,
+    mode: WriteMode,
+    items: &[Item<'_, T>],
+    config: &ReplicateConfig,
+    counting: &mut Counting<'_>,
+) -> Result<Vec<Result<PutOutcome>>> {
+    let mut outcomes = Vec::new();
+    loop {
+        let done = outcomes.len();
+        // Parts end front to back, so the objects of one call to the master stay together.
+        let count = (items.len() - done).min(PART_OBJECTS);
+        let part = &items[done..done + count];
+        let config = part_of(config, done, count, items.len(), |i| items[i].key);
+        match write_part(client, mode, part, &config, counting).await {
+            Ok(ended) if count == items.len() => return Ok(ended),
+            Ok(ended) => outcomes.extend(ended),
+            Err(error) if done == 0 => return Err(error),
+            Err(error) => {
+                outcomes.resize_with(items.len(), || Err(error.clone()));
+            }
+        }
+        if outcomes.len() >= items.len() {
+            return Ok(outcomes);
+        }
+    }
+}
+
+/// Stores the items of one part.
+async fn write_part<T: Transport>(
+    client: &Arc<Inner<T>>,
+    mode: WriteMode,
+    items: &[Item<'_, T>],
+    config: &ReplicateConfig,
+    counting: &mut Counting<'_>,
+) -> Result<Vec<Result<PutOutcome>>> {
     let deadline = client.deadline();
     client.forget(items.iter().map(|item| item.key));
     let mut outcomes: Outcomes = items.iter().map(|item| refusal(client, item).map(Err)).collect();
@@ -111,8 +157,6 @@ pub(crate) async fn write<T: Transport>(
     if ended.iter().any(|outcome| matches!(outcome, Ok(PutOutcome::Stored))) {
         client.has_stored.store(true, Relaxed);
     }
-    ended.iter().zip(items).for_each(|(outcome, item)| counting.written(outcome, item.value.len()));
-    counting.end();
     Ok(ended)
 }
 
@@ -313,7 +357,7 @@ impl<'a, T: Transport> Writing<'a, T> {
         let keys = requested.iter().map(|item| item.key);
         let mut reserved = self.client.reserve_files(keys, self.deadline).await?.into_iter();
         self.unanswered_keys.extend(pending.iter().map(|&i| items[i].key));
-        let results = self.request_space(&requested, config).await?;
+        let results = self.attempt.request_space(self.client, &requested, config, self.deadline).await?;
         self.unanswered_keys.clear();
         self.grants.reserve(results.len());
         self.targets.reserve(results.len());
@@ -331,27 +375,6 @@ impl<'a, T: Transport> Writing<'a, T> {
             }
         }
         Ok(())
-    }
-
-    /// Sends a request for space. The request is repeated once if the master recognizes
-    /// repetitions, so that a lost response does not fail the put.
-    async fn request_space(
-        &self,
-        items: &[PutItem<'_>],
-        config: &ReplicateConfig,
-    ) -> Result<Vec<Result<Vec<Replica>>>> {
-        let Attempt { mode, number, .. } = self.attempt;
-        let call = || self.client.master.put_start(self.client.caller(number), mode, items, config);
-        match self.deadline.bound("put start", call()).await {
-            Err(error)
-                if matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Timeout)
-                    && self.client.master.fences_writes()
-                    && !self.deadline.is_over() =>
-            {
-                self.deadline.bound("put start", call()).await
-            }
-            response => response,
-        }
     }
 
     fn grant(
@@ -416,11 +439,12 @@ impl<'a, T: Transport> Writing<'a, T> {
         let config = config_of_items(config, &indices, items.len(), |i| items[i].key);
         let item = |&i: &usize| PutItem { key: items[i].key, len: items[i].value.len() as u64 };
         let requested: Vec<PutItem<'_>> = indices.iter().map(item).collect();
-        match self.request_space(&requested, &config).await {
+        match self.attempt.request_space(self.client, &requested, &config, self.deadline).await {
             Ok(results) => {
+                let mut runs = GrantRuns(&self.targets);
                 for (grant, result) in results.into_iter().enumerate() {
-                    let targets = self.targets.iter().filter(|target| target.grant == grant);
-                    let granted = targets.map(|target| (&*self.endpoints[target.peer], target.remote));
+                    let granted =
+                        runs.take(grant).iter().map(|target| (&*self.endpoints[target.peer], target.remote));
                     if !result.is_ok_and(|replicas| are_at(&replicas, granted)) {
                         self.grants[grant].fail(Error::new(ErrorCode::TransferFail, REPLACED));
                     }
@@ -499,18 +523,7 @@ impl<'a, T: Transport> Writing<'a, T> {
             return false;
         }
         let kind = if self.has_other_replicas { ReplicaType::Memory } else { ReplicaType::All };
-        let Attempt { mode, number, .. } = self.attempt;
-        let call = || self.client.master.put_end(self.client.caller(number), mode, &items, kind);
-        let mut response = Err(deadline_exceeded("put end: others may write the key by now"));
-        // The bytes have arrived and the call may be repeated, so a lost response need not fail the
-        // put.
-        let mut calls = 0;
-        for _ in 0..2 {
-            if response.is_err() && !self.deadline.is_over() && self.attempt.is_unambiguous(self.client) {
-                response = self.deadline.bound("put end", call()).await;
-                calls += 1;
-            }
-        }
+        let (response, calls) = self.attempt.end(self.client, &items, kind, self.deadline, 2).await;
         let mut drops = false;
         let ended = self.grants.iter_mut().filter(|grant| grant.failure.is_none());
         match response {
@@ -539,6 +552,21 @@ impl<'a, T: Transport> Writing<'a, T> {
             }),
         }
         drops
+    }
+}
+
+/// Targets of grants, for passes over the grants in their order. Targets are in the order of their
+/// grants, so a pass takes one step per target.
+struct GrantRuns<'t>(&'t [ReplicaTarget]);
+
+impl<'t> GrantRuns<'t> {
+    /// Returns the targets of a grant. Each call names a later grant than the call before.
+    fn take(&mut self, grant: usize) -> &'t [ReplicaTarget] {
+        let later = self.0.iter().take_while(|target| target.grant < grant).count();
+        let of_grant = self.0[later..].iter().take_while(|target| target.grant == grant).count();
+        let (run, rest) = self.0[later..].split_at(of_grant);
+        self.0 = rest;
+        run
     }
 }
 
@@ -604,16 +632,9 @@ impl<T: Transport> Drop for Writing<'_, T> {
             let unsettled = grants.iter().filter(|(_, is_settled)| !is_settled);
             let unsettled = unsettled.map(|(key, _)| key.as_slice());
             let keys: Vec<&[u8]> = unsettled.chain(unanswered_keys.iter().map(Vec::as_slice)).collect();
-            if keys.is_empty()
-                || !attempt.revoke_until_confirmed(&client, &keys).await
-                || unanswered_keys.is_empty()
-            {
-                return;
+            if !keys.is_empty() {
+                attempt.revoke_requested(&client, &keys, unanswered_keys.is_empty()).await;
             }
-            // The master may have received the request for space, whose response never arrived,
-            // after the first revoke.
-            tokio::time::sleep(REVOKE_PAUSE).await;
-            attempt.revoke(&client, &keys, &client.deadline()).await;
         });
     }
 }
@@ -629,5 +650,25 @@ mod tests {
             assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
         }
         assert_eq!(dropped_write(ErrorCode::IllegalClient.into()).code(), ErrorCode::IllegalClient);
+    }
+
+    /// A pass that scans all targets for each grant takes 10^12 steps here.
+    #[test]
+    fn targets_are_found_in_one_pass() {
+        const GRANTS: usize = 1 << 20;
+        let target = |grant| ReplicaTarget { grant, peer: 0, remote: grant as u64 };
+        // Every third grant has no target, and the others have one or two.
+        let targets: Vec<ReplicaTarget> =
+            (0..GRANTS).flat_map(|grant| (0..grant % 3).map(move |_| target(grant))).collect();
+        let mut runs = GrantRuns(&targets);
+        for grant in 0..GRANTS {
+            let run = runs.take(grant);
+            assert_eq!(run.len(), grant % 3);
+            assert!(run.iter().all(|target| target.remote == grant as u64));
+        }
+        let mut some = GrantRuns(&targets);
+        assert_eq!(some.take(5).len(), 2, "a pass may leave grants out");
+        assert_eq!(some.take(6).len(), 0);
+        assert_eq!(some.take(7).len(), 1);
     }
 }

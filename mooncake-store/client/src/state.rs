@@ -24,6 +24,7 @@ use crate::cache::HotCache;
 use crate::config::{ClientConfig, RPC_ONLY};
 use crate::deadline::Deadline;
 use crate::disk::{DiskOwners, Files, Prefetches, own};
+use crate::grants::ReservedSpaces;
 use crate::inventory::Inventory;
 use crate::issuer::{Issuer, RequestStamp};
 use crate::metrics::Metrics;
@@ -98,6 +99,8 @@ pub(crate) struct Inner<T: Transport> {
     pub(crate) metrics: Option<Arc<Metrics>>,
     pub(crate) rng: Mutex<Rng>,
     pub(crate) read_numbers: ReadNumbers,
+    /// Space of reservations that are neither committed nor given back.
+    pub(crate) reserved: ReservedSpaces,
     /// True once an object was stored: the cluster has had a segment.
     pub(crate) has_stored: AtomicBool,
     /// True once the present master has said that it requests no memory to be zeroed.

@@ -28,10 +28,15 @@ use crate::cluster::{eventually, slices, value};
 
 /// Connection to a master. It forwards each call, and drops the responses on its list.
 #[derive(Debug)]
-struct Front {
+pub(crate) struct Front {
     master: Mutex<Arc<Master>>,
     options: MasterOptions,
-    lose: Mutex<Vec<&'static str>>,
+    pub(crate) lose: Mutex<Vec<&'static str>>,
+    /// Calls whose next responses arrive, before those of `lose`.
+    pub(crate) pass: Mutex<Vec<&'static str>>,
+    /// Calls whose next responses arrive only once `stalled` has a permit.
+    pub(crate) stall: Mutex<Vec<&'static str>>,
+    pub(crate) stalled: Semaphore,
     /// Delay of the next response of `locate`.
     late: Mutex<Duration>,
     /// Makes the service behave like Mooncake C++, which has no numbers of writes.
@@ -47,7 +52,7 @@ struct Front {
 }
 
 impl Front {
-    fn new(existing: bool) -> Arc<Self> {
+    pub(crate) fn new(existing: bool) -> Arc<Self> {
         Self::with(existing, MasterOptions::default())
     }
 
@@ -57,7 +62,22 @@ impl Front {
         let gate = Semaphore::new(Semaphore::MAX_PERMITS);
         let (lose, late, remounting) = (Mutex::default(), Mutex::default(), Mutex::default());
         let (lists, masters) = (false, AtomicU64::new(7));
-        Arc::new(Self { master, options, lose, late, existing, lists, masters, gate, remounting, clock })
+        let (pass, stall, stalled) = (Mutex::default(), Mutex::default(), Semaphore::new(0));
+        Arc::new(Self {
+            master,
+            options,
+            lose,
+            pass,
+            stall,
+            stalled,
+            late,
+            existing,
+            lists,
+            masters,
+            gate,
+            remounting,
+            clock,
+        })
     }
 
     /// Creates a service whose master keeps inventories.
@@ -77,19 +97,17 @@ impl Front {
         *self.master.lock() = Self::fresh(&self.options, &self.clock, seed);
     }
 
-    fn master(&self) -> Arc<Master> {
+    pub(crate) fn master(&self) -> Arc<Master> {
         self.master.lock().clone()
     }
 
-    fn lose(&self, calls: &[&'static str]) {
+    pub(crate) fn lose(&self, calls: &[&'static str]) {
         self.lose.lock().extend(calls);
     }
 
     /// Returns whether the response of this call gets lost.
     fn loses(&self, call: &str) -> bool {
-        let mut lose = self.lose.lock();
-        let lost = lose.iter().position(|lost| *lost == call);
-        lost.map(|at| lose.remove(at)).is_some()
+        !take(&self.pass, call) && take(&self.lose, call)
     }
 
     /// Returns whether the master lacks the call.
@@ -105,7 +123,7 @@ impl Front {
         }
     }
 
-    async fn connect(self: &Arc<Self>, segment: u64) -> Client {
+    pub(crate) async fn connect(self: &Arc<Self>, segment: u64) -> Client {
         let config = ClientConfig {
             ping_interval: Duration::from_millis(20),
             timeout: Duration::from_secs(20),
@@ -119,6 +137,13 @@ impl Front {
             .copy_in_process(false);
         builder.connect().await.unwrap()
     }
+}
+
+/// Removes a call from a list. Returns whether the call was there.
+fn take(calls: &Mutex<Vec<&'static str>>, call: &str) -> bool {
+    let mut calls = calls.lock();
+    let at = calls.iter().position(|other| *other == call);
+    at.map(|at| calls.remove(at)).is_some()
 }
 
 #[async_trait]
@@ -144,7 +169,9 @@ impl MasterConnection for Front {
             NotifyOffloadSuccess::FUNCTION | ReportOffloaded::FUNCTION => "offloaded",
             StartCopy::FUNCTION | StartMove::FUNCTION => "copy start",
             EndCopy::FUNCTION | EndMove::FUNCTION => "copy end",
+            LocateForRead::FUNCTION => "locate",
             // The request is lost, not only the response.
+            RevokeWrites::FUNCTION if self.loses("revoke") => return Err(ErrorCode::RpcFail.into()),
             BatchEvictDiskReplica::FUNCTION | ReportDropped::FUNCTION if self.loses("dropped") => {
                 return Err(ErrorCode::RpcFail.into());
             }
@@ -175,6 +202,9 @@ impl MasterConnection for Front {
         ];
         if look_ups.contains(&function) {
             self.clock.advance(std::mem::take(&mut *self.late.lock()));
+        }
+        if take(&self.stall, name) {
+            self.stalled.acquire().await.unwrap().forget();
         }
         if self.loses(name) { Err(ErrorCode::RpcFail.into()) } else { Ok(out) }
     }

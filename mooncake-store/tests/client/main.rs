@@ -44,6 +44,7 @@ mod loans;
 #[cfg(feature = "local")]
 mod local;
 mod lossy;
+mod lost_responses;
 mod many_clients;
 mod moved_memory;
 #[cfg(feature = "disk")]

@@ -15,6 +15,16 @@ use super::client::LocalInner;
 use super::daemon_link::{DAEMON, DaemonLink, DaemonRegistration, IpcConnection};
 use crate::deadline::Deadline;
 
+/// Results of consecutive calls about the items of a batch.
+pub(super) struct PartResults<T, H> {
+    /// Results of the items of answered calls, from the front of the batch.
+    pub(super) results: Vec<Result<T>>,
+    /// Memory of the answered calls.
+    pub(super) held: Vec<H>,
+    /// Error of the call after the answered ones. It is the result of all other items.
+    pub(super) failure: Option<Error>,
+}
+
 impl LocalInner {
     /// Makes a call and returns its response with `held`. `held` owns the memory that the call
     /// names. If the call times out or its future is dropped, `held` stays reserved until the
@@ -62,49 +72,55 @@ impl LocalInner {
     }
 
     /// Makes calls like [`call_each`](Self::call_each) about all items, each about some of them.
-    /// `len` is the length of an item in a request.
+    /// `len` is the length of an item in a request. `held` returns the memory of the next items,
+    /// for one call. After a call that fails, no other call is made.
+    ///
+    /// # Errors
+    /// Returns the error of the first call.
     pub(super) async fn call_each_in_parts<'k, I, R, T, H: Send + 'static>(
         &self,
         items: &'k [I],
         len: impl Fn(&I) -> usize,
         request: impl Fn(usize, &'k [I]) -> R,
-        mut held: H,
+        mut held: impl FnMut(usize) -> H,
         deadline: &Deadline,
-    ) -> Result<(Vec<Result<T>>, H)>
+    ) -> Result<PartResults<T, H>>
     where
         R: Request<Reply = Reported<Vec<Reported<T>>>> + Sync,
     {
-        let mut results = Vec::new();
+        let mut answered = PartResults { results: Vec::new(), held: Vec::new(), failure: None };
         loop {
-            let done = results.len();
+            let done = answered.results.len();
             let part = front(&items[done..], MAX_ITEMS, &len);
-            let (more, still_held) = self.call_each(part.len(), &request(done, part), held, deadline).await?;
-            held = still_held;
-            if part.len() == items.len() {
-                return Ok((more, held));
+            match self.call_each(part.len(), &request(done, part), held(part.len()), deadline).await {
+                Ok((results, held)) => {
+                    answered.results.extend(results);
+                    answered.held.push(held);
+                }
+                Err(error) if done == 0 => return Err(error),
+                Err(error) => answered.failure = Some(error),
             }
-            results.extend(more);
-            if results.len() >= items.len() {
-                return Ok((results, held));
+            if answered.failure.is_some() || answered.results.len() >= items.len() {
+                return Ok(answered);
             }
         }
     }
 
     /// Makes calls about keys from the front, each about some of them, until a response is about
     /// fewer objects than its request. `count` is the number of objects in a response.
-    pub(super) async fn request_prefix<'k, K: AsRef<[u8]>, R, T>(
+    pub(super) async fn request_prefix<'k, K: AsRef<[u8]>, T, F>(
         &self,
         keys: &'k [K],
-        request: impl Fn(&'k [K]) -> R,
+        request: impl Fn(&'k [K]) -> F,
         count: impl Fn(&T) -> usize,
     ) -> Result<Vec<T>>
     where
-        R: Request<Reply = Reported<T>> + Sync,
+        F: Future<Output = Result<T>>,
     {
         let (mut rest, mut max, mut found) = (keys, MAX_ITEMS, Vec::new());
         loop {
             let part = front(rest, max, |key| key.as_ref().len() + KEY_OVERHEAD);
-            match self.send_request(&request(part)).await {
+            match request(part).await {
                 Ok(response) => {
                     rest = &rest[part.len()..];
                     let is_cut = count(&response) < part.len();

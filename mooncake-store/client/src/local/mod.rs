@@ -27,6 +27,7 @@
 //! | `client.rs`, `daemon_link.rs`, `call.rs` | shared client: construction, the control connection, one call |
 //! | `shared.rs`, `memory.rs` | shared client: memory that the daemon also maps, and its allocation |
 //! | `objects.rs`, `writes.rs`, `pieces.rs` | shared client: operations on objects, writes, reads in pieces |
+//! | `read_plan.rs` | shared client: destinations of reads into memory of the caller |
 //! | `store_client.rs` | interface of full and shared clients |
 //! | `call_memory.rs` | operations of both clients on memory that a program names by its address |
 
@@ -41,6 +42,7 @@ pub mod hello;
 mod memory;
 mod objects;
 mod pieces;
+mod read_plan;
 mod released;
 mod server;
 mod server_config;
@@ -48,6 +50,7 @@ mod server_config;
 mod session;
 mod shared;
 mod shared_client;
+mod socket_file;
 mod store_client;
 mod writes;
 
@@ -55,7 +58,8 @@ use std::path::PathBuf;
 
 pub use self::call_memory::{CallMemory, unify_read_error};
 pub use self::client::{LocalClient, LocalConfig};
-pub use self::objects::{LocalRange, LocalRead, LocatedLocal};
+pub use self::objects::{LocalRange, LocatedLocal};
+pub use self::read_plan::LocalRead;
 pub use self::server::LocalServer;
 pub use self::server_config::{LocalServerConfig, LocalStats};
 pub use self::shared::LocalBuf;

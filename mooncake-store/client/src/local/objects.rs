@@ -21,10 +21,12 @@ use mooncake_protocol::report::Reported;
 use mooncake_protocol::wire::{LocatedObject, MemoryRange, ObjectRange, ObjectSink};
 use mooncake_transport::{SliceMut, Transport};
 
+use super::call::PartResults;
 use super::client::{LocalClient, LocalInner};
+use super::read_plan::{LocalRead, PartOutcome, ReadPlan, by_parts, each_part};
 use super::released::HeldObject;
 use super::shared::{LocalBuf, Pool};
-use crate::batch_parts::{call_by_parts, part_len};
+use crate::batch_parts::call_by_parts;
 use crate::deadline::Deadline;
 use crate::errors::is_lost;
 use crate::exist_options::ExistOptions;
@@ -64,63 +66,6 @@ impl LocalInner {
 
 /// Part of an object to read.
 pub type LocalRange<T> = RangeRead<T, LocatedLocal>;
-
-/// Outcome of a read into memory of the caller, and the memory.
-#[derive(Debug)]
-pub struct LocalRead<R, T: Transport> {
-    /// Outcome of the read.
-    pub result: Result<R>,
-    /// Memory of the caller, or `None` if the daemon may still write to it.
-    pub into: Option<SliceMut<T>>,
-}
-
-impl<R, T: Transport> LocalRead<R, T> {
-    fn failed(error: Error, into: Option<SliceMut<T>>) -> Self {
-        Self { result: Err(error), into }
-    }
-}
-
-/// Destination of the bytes of a read.
-enum Sink<T: Transport> {
-    /// Memory of the caller, which the daemon also maps.
-    Direct(SliceMut<T>),
-    /// Shared buffer, from which the bytes are then copied to the caller.
-    Copied(LocalBuf),
-}
-
-impl LocalInner {
-    /// Returns the shared memory that receives the bytes for `into`. If the daemon does not map
-    /// `into`, the slice is returned, too, for a later copy.
-    async fn sink<T: Transport>(
-        &self,
-        into: SliceMut<T>,
-        deadline: &Deadline,
-    ) -> Result<(Sink<T>, MemoryRange, Option<SliceMut<T>>), (Error, SliceMut<T>)> {
-        match self.memories.find_range(into.addr(), into.len()) {
-            Some(range) => Ok((Sink::Direct(into), range, None)),
-            None => match self.allocate(into.len(), deadline).await {
-                Ok(buffer) => {
-                    let range = buffer.shared_range(0, buffer.len());
-                    Ok((Sink::Copied(buffer), range, Some(into)))
-                }
-                Err(error) => Err((error, into)),
-            },
-        }
-    }
-}
-
-impl<T: Transport> Sink<T> {
-    /// Returns the memory of the caller, with the first `len` bytes of the read in it.
-    fn finish(self, caller_slice: Option<SliceMut<T>>, len: usize) -> LocalRead<(), T> {
-        match (self, caller_slice) {
-            (Sink::Direct(into), _) => LocalRead { result: Ok(()), into: Some(into) },
-            (Sink::Copied(buffer), Some(mut into)) => {
-                LocalRead { result: into.copy_from(0, &buffer[..len.min(buffer.len())]), into: Some(into) }
-            }
-            (Sink::Copied(_), None) => LocalRead::failed(Error::internal("a read lost its memory"), None),
-        }
-    }
-}
 
 /// Reads.
 impl LocalClient {
@@ -243,17 +188,23 @@ impl LocalClient {
                 Err(error) => values.push(Some(Err(error))),
             }
         }
-        let (results, buffers) = self.read_in_calls(&ranges, true, buffers, deadline).await?;
-        let mut read = results.into_iter().zip(buffers).map(|(result, buffer)| match result {
-            Ok(()) => Ok(Some(buffer)),
-            // The node with the replica is gone, so the value is lost.
-            Err(error) if matches!(error.kind(), NotFound | Unavailable | Timeout) => Ok(None),
-            Err(error) => Err(error),
-        });
-        let lost = || Err(Error::internal("response without an item"));
+        let answered = self.read_in_calls(&ranges, true, buffers, deadline).await?;
+        let failure = answered.failure;
+        let mut read =
+            answered.results.into_iter().zip(answered.held.into_iter().flatten()).map(|(result, buffer)| {
+                match result {
+                    Ok(()) => Ok(Some(buffer)),
+                    // The node with the replica is gone, so the value is lost.
+                    Err(error) if matches!(error.kind(), NotFound | Unavailable | Timeout) => Ok(None),
+                    Err(error) => Err(error),
+                }
+            });
+        let lost = || Err(failure.clone().unwrap_or_else(|| Error::internal("response without an item")));
         let mut values: Vec<_> =
             values.into_iter().map(|known| known.or_else(|| read.next()).unwrap_or_else(lost)).collect();
-        if !without_buffer.is_empty() {
+        if let Some(error) = &failure {
+            without_buffer.iter().for_each(|(at, ..)| values[*at] = Err(error.clone()));
+        } else if !without_buffer.is_empty() {
             for value in earlier.iter_mut().chain(&mut values).flatten().flatten() {
                 value.stop_sharing();
             }
@@ -369,7 +320,9 @@ impl LocalClient {
         let objects: Vec<ObjectSink<'_>> = plan.ranges.iter().map(sink).collect();
         let len = |object: &ObjectSink<'_>| object.key.len() + PIECE_LEN;
         let call = |_, part| ReadObjects { objects: Cow::Borrowed(part) };
-        let response = self.inner.call_each_in_parts(&objects, len, call, plan.sinks, &deadline).await;
+        let mut sinks = plan.sinks.into_iter();
+        let held = |count| sinks.by_ref().take(count).collect();
+        let response = self.inner.call_each_in_parts(&objects, len, call, held, &deadline).await;
         let length = |len: u64| usize::try_from(len).unwrap_or(usize::MAX);
         plan.slices.combine(response, |len| len.map(length), |read| read.unwrap_or(0))
     }
@@ -435,19 +388,33 @@ impl LocalClient {
         keys: &[K],
         deadline: &Deadline,
     ) -> Result<Vec<Result<Option<LocatedLocal>>>> {
-        let found = self.request_each(keys, deadline, |keys| LocateObjects { keys }).await?;
-        Ok(found.into_iter().map(|found| Ok(found?.map(|found| self.inner.located(found)))).collect())
+        let len = |key: &K| key.as_ref().len() + KEY_OVERHEAD;
+        call_in_parts(keys, len, OnFailure::KeepResults, |_, part| async move {
+            let call = LocateObjects { keys: key_slices(part) };
+            let found = self.inner.call(&call, (), deadline).await?.0.outcome()?;
+            if found.len() != part.len() {
+                let text =
+                    format!("{} responses from mooncake_client to {} requests", found.len(), part.len());
+                return Err(Error::internal(text));
+            }
+            let located =
+                |found: Reported<Option<_>>| Ok(found.outcome()?.map(|found| self.inner.located(found)));
+            Ok(found.into_iter().map(located).collect())
+        })
+        .await
     }
 
-    /// Reads ranges of located objects. `held` owns their destinations.
-    async fn read_in_calls<H: Send + 'static>(
+    /// Reads ranges of located objects. `destinations` has the memory of each range.
+    async fn read_in_calls<D: Send + 'static>(
         &self,
         ranges: &[ObjectRange],
         relocates: bool,
-        held: H,
+        destinations: Vec<D>,
         deadline: &Deadline,
-    ) -> Result<(Vec<Result<()>>, H)> {
+    ) -> Result<PartResults<(), Vec<D>>> {
         let call = |_, part| ReadRanges { ranges: Cow::Borrowed(part), relocates };
+        let mut destinations = destinations.into_iter();
+        let held = |count| destinations.by_ref().take(count).collect();
         self.inner.call_each_in_parts(ranges, |_| 2 * PIECE_LEN, call, held, deadline).await
     }
 
@@ -580,7 +547,8 @@ impl LocalClient {
     /// # Errors
     /// Returns an error if the master or the daemon does not respond.
     pub async fn prefix_hits<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<usize> {
-        let request = |part| CountPrefixObjects { keys: key_slices(part) };
+        let request =
+            async |part| self.inner.send_request(&CountPrefixObjects { keys: key_slices(part) }).await;
         let count = |hits: &u64| usize::try_from(*hits).unwrap_or(usize::MAX);
         let hits: Vec<u64> = self.inner.request_prefix(keys, request, count).await?;
         Ok(hits.iter().map(count).fold(0, usize::saturating_add).min(keys.len()))
@@ -592,9 +560,12 @@ impl LocalClient {
     /// # Errors
     /// Returns the errors of [`prefix_hits`](Self::prefix_hits).
     pub async fn locate_prefix<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<LocatedLocal>> {
-        let request = |part| LocatePrefixObjects { keys: key_slices(part) };
-        let found = self.inner.request_prefix(keys, request, Vec::len).await?;
-        Ok(found.into_iter().flatten().map(|found| self.inner.located(found)).collect())
+        let request = async |part| {
+            let call = LocatePrefixObjects { keys: key_slices(part) };
+            let found = self.inner.send_request(&call).await?;
+            Ok(found.into_iter().map(|found| self.inner.located(found)).collect::<Vec<_>>())
+        };
+        Ok(self.inner.request_prefix(keys, request, Vec::len).await?.into_iter().flatten().collect())
     }
 
     /// Returns the replicas of the keys from the front that can be read, as
@@ -603,7 +574,8 @@ impl LocalClient {
     /// # Errors
     /// Returns the errors of [`prefix_hits`](Self::prefix_hits).
     pub async fn list_prefix<K: AsRef<[u8]>>(&self, keys: &[K]) -> Result<Vec<ReplicaList>> {
-        let request = |part| ListPrefixReplicas { keys: key_slices(part) };
+        let request =
+            async |part| self.inner.send_request(&ListPrefixReplicas { keys: key_slices(part) }).await;
         Ok(self.inner.request_prefix(keys, request, Vec::len).await?.into_iter().flatten().collect())
     }
 
@@ -679,119 +651,6 @@ impl LocalClient {
     pub async fn task(&self, task: Uuid) -> Result<TaskInfo> {
         self.inner.send_request(&FindTask { task }).await
     }
-}
-
-/// Reads with the destinations of their bytes.
-struct ReadPlan<T: Transport> {
-    /// Index and memory range of each read that is sent to the daemon.
-    ranges: Vec<(usize, MemoryRange)>,
-    /// Destinations of these reads, in the same order.
-    sinks: Vec<Sink<T>>,
-    slices: CallerSlices<T>,
-}
-
-/// Results of the reads that were sent, and their destinations.
-type SentResults<A, T> = (Vec<Result<A>>, Vec<Sink<T>>);
-
-/// State of every read on the side of the caller.
-struct CallerSlices<T: Transport>(Vec<CallerSlice<T>>);
-
-/// Slice that the bytes are copied to, if they are copied. The error holds the reason for which the
-/// read was not sent, and its slice.
-type CallerSlice<T> = Result<Option<SliceMut<T>>, (Error, SliceMut<T>)>;
-
-impl<T: Transport> ReadPlan<T> {
-    async fn of(inner: &LocalInner, slices: Vec<SliceMut<T>>, deadline: &Deadline) -> Self {
-        let mut plan = Self {
-            ranges: Vec::new(),
-            sinks: Vec::new(),
-            slices: CallerSlices(Vec::with_capacity(slices.len())),
-        };
-        for (i, into) in slices.into_iter().enumerate() {
-            plan.slices.0.push(match inner.sink(into, deadline).await {
-                Ok((sink, range, caller_slice)) => {
-                    plan.ranges.push((i, range));
-                    plan.sinks.push(sink);
-                    Ok(caller_slice)
-                }
-                Err(failed) => Err(failed),
-            });
-        }
-        plan
-    }
-}
-
-/// Outcomes of the reads of a part, and the error if the daemon has given none.
-type PartOutcome<R, T> = (Vec<LocalRead<R, T>>, Option<Error>);
-
-impl<T: Transport> CallerSlices<T> {
-    /// Combines results with memory. `len` returns the number of bytes of a successful read.
-    fn combine<A, R>(
-        self,
-        response: Result<SentResults<A, T>>,
-        read: impl Fn(A) -> R,
-        len: impl Fn(&R) -> usize,
-    ) -> PartOutcome<R, T> {
-        let (mut ended, failure) = match response {
-            Ok((results, sinks)) => (results.into_iter().zip(sinks), None),
-            Err(error) => (Vec::new().into_iter().zip(Vec::new()), Some(error)),
-        };
-        let combined = self.0.into_iter().map(|caller_slice| match (caller_slice, &failure) {
-            (Err((error, into)), _) => LocalRead::failed(error, Some(into)),
-            (Ok(caller_slice), Some(error)) => LocalRead::failed(error.clone(), caller_slice),
-            (Ok(caller_slice), None) => {
-                let Some((result, sink)) = ended.next() else {
-                    return LocalRead::failed(Error::internal("response without an item"), caller_slice);
-                };
-                match result.map(&read) {
-                    Ok(value) => {
-                        let LocalRead { result, into } = sink.finish(caller_slice, len(&value));
-                        LocalRead { result: result.map(|()| value), into }
-                    }
-                    Err(error) => LocalRead::failed(error, sink.finish(caller_slice, 0).into),
-                }
-            }
-        });
-        (combined.collect(), failure)
-    }
-}
-
-/// Splits the items of a batch into parts. `len` returns the number of bytes of an item.
-fn by_parts<I>(items: Vec<I>, len: impl Fn(&I) -> usize) -> Vec<Vec<I>> {
-    let lens: Vec<u64> = items.iter().map(|item| len(item) as u64).collect();
-    let (mut rest, mut parts) = (&lens[..], Vec::new());
-    let mut items = items.into_iter();
-    while !rest.is_empty() {
-        let count = part_len(rest.iter().copied());
-        parts.push(items.by_ref().take(count).collect());
-        rest = &rest[count..];
-    }
-    parts
-}
-
-/// Reads parts of a batch one after the other. After a part without a response of the daemon, the
-/// others have its error, and their memory is returned.
-async fn each_part<I, R, T: Transport, F: Future<Output = PartOutcome<R, T>>>(
-    parts: Vec<Vec<I>>,
-    into: impl Fn(I) -> SliceMut<T>,
-    read: impl Fn(Vec<I>) -> F,
-) -> Vec<LocalRead<R, T>> {
-    let (mut reads, mut failure) = (Vec::new(), None);
-    for part in parts {
-        match &failure {
-            None => {
-                let (ended, error) = read(part).await;
-                reads.extend(ended);
-                failure = error;
-            }
-            Some(error) => {
-                reads.extend(
-                    part.into_iter().map(|one| LocalRead::failed(Error::clone(error), Some(into(one)))),
-                );
-            }
-        }
-    }
-    reads
 }
 
 /// Returns a value that was read, or `None` if the object is lost.

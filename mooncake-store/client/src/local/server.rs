@@ -6,13 +6,12 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use mooncake_core::clock::Rng;
-use mooncake_core::fork::ParentOnly;
 use mooncake_core::{Error, Result};
 use mooncake_ipc::socket::{RecordSocket, Trust, listen_at};
 use mooncake_transport::Transport;
 use mooncake_transport::admission::{ConnectionSlot, Connections, ListenerLimits};
 use parking_lot::Mutex;
-use tokio::net::{UnixListener, UnixStream};
+use tokio::net::UnixStream;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
@@ -21,6 +20,7 @@ use super::hello;
 use super::server_config::{LocalServerConfig, LocalStats};
 use super::session::{FIRST_CALL_TIMEOUT, Session};
 use super::shared_client::wait_until_set;
+use super::socket_file::{BoundListener, SocketFile};
 use crate::state::Client;
 use mooncake_engine::transport_set::TransportSet;
 
@@ -30,6 +30,7 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 /// Server that serves shared clients with a client of the cluster, until it is stopped or dropped.
 pub struct LocalServer<T: Transport = TransportSet> {
     daemon: Arc<Daemon<T>>,
+    file: Arc<SocketFile>,
     accepting: JoinHandle<()>,
 }
 
@@ -41,6 +42,8 @@ impl<T: Transport> LocalServer<T> {
     /// created there.
     pub fn start(client: Client<T>, config: LocalServerConfig) -> Result<Self> {
         let listener = listen_at(&config.path, config.mode)?;
+        let file = SocketFile::of_bound(&config.path);
+        let listener = BoundListener { listener, file: file.clone() };
         let daemon = Arc::new(Daemon {
             client,
             config,
@@ -49,7 +52,7 @@ impl<T: Transport> LocalServer<T> {
             stopped: watch::Sender::new(false),
         });
         let accepting = tokio::spawn(accept(daemon.clone(), listener));
-        Ok(Self { daemon, accepting })
+        Ok(Self { daemon, file, accepting })
     }
 
     /// Returns the path of the socket.
@@ -68,7 +71,8 @@ impl<T: Transport> LocalServer<T> {
         stats
     }
 
-    /// Accepts no more calls, waits for the calls in progress, and closes every connection.
+    /// Removes the socket, accepts no more calls, waits for the calls in progress, and closes every
+    /// connection.
     pub async fn stop(mut self) {
         self.daemon.stopped.send_replace(true);
         let _ = (&mut self.accepting).await;
@@ -78,9 +82,8 @@ impl<T: Transport> LocalServer<T> {
 impl<T: Transport> Drop for LocalServer<T> {
     fn drop(&mut self) {
         self.daemon.stopped.send_replace(true);
-        // Another daemon has a socket at this path only if this socket was removed by hand. That
-        // daemon then has to restore its socket.
-        let _ = std::fs::remove_file(&self.daemon.config.path);
+        // After a stop the file is removed already, and the path may belong to a successor.
+        self.file.remove();
     }
 }
 
@@ -90,7 +93,7 @@ impl<T: Transport> fmt::Debug for LocalServer<T> {
     }
 }
 
-async fn accept<T: Transport>(daemon: Arc<Daemon<T>>, listener: ParentOnly<UnixListener>) {
+async fn accept<T: Transport>(daemon: Arc<Daemon<T>>, bound: BoundListener) {
     let config = &daemon.config;
     let mut connections = Connections::new(ListenerLimits {
         request: Some(REQUEST_TIMEOUT),
@@ -101,7 +104,7 @@ async fn accept<T: Transport>(daemon: Arc<Daemon<T>>, listener: ParentOnly<UnixL
         let (stream, _) = tokio::select! {
             biased;
             () = wait_until_set(&mut stopped) => break,
-            accepted = connections.accept(|cx| listener.poll_accept(cx)) => accepted,
+            accepted = connections.accept(|cx| bound.listener.poll_accept(cx)) => accepted,
         };
         let daemon = daemon.clone();
         connections.admit(|slot| async move {
@@ -110,7 +113,8 @@ async fn accept<T: Transport>(daemon: Arc<Daemon<T>>, listener: ParentOnly<UnixL
             }
         });
     }
-    drop(listener);
+    // A successor may listen at the path from now on.
+    drop(bound);
     // Connections finish their calls, because memory must not be released during a transfer.
     connections.finish(Duration::MAX).await;
 }

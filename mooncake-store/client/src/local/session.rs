@@ -308,23 +308,19 @@ handlers! {
     };
     ReadRanges<'a>: |session, r| {
         let shared_client = session.shared_client()?;
-        let (mut reads, mut refused) = (Vec::with_capacity(r.ranges.len()), Vec::new());
-        for (at, range) in r.ranges.iter().enumerate() {
+        let (mut reads, mut refusals) = (Vec::with_capacity(r.ranges.len()), Vec::with_capacity(r.ranges.len()));
+        for range in r.ranges.iter() {
             let read = shared_client.located(range.object).and_then(|object| {
                 Ok(RangeRead { object, offset: range.offset, into: session.slice_mut(range.into)? })
             });
-            match read {
-                Ok(read) => reads.push(read),
-                Err(error) => refused.push((at, error)),
-            }
+            refusals.push(read.map(|read| reads.push(read)).err());
         }
         let ranges = session.client()?.ranges();
         let read = if r.relocates { ranges.read_current(reads).await } else { ranges.read(reads).await };
-        let mut results: Vec<Result<()>> = read.into_iter().map(|read| read.result).collect();
-        for (at, error) in refused {
-            results.insert(at, Err(error));
-        }
-        Ok(each(results, |()| ()))
+        let mut read = read.into_iter().map(|read| read.result);
+        let lost = || Err(Error::internal("response without an item"));
+        let result = |refusal: Option<Error>| refusal.map_or_else(|| read.next().unwrap_or_else(lost), Err);
+        Ok(each(refusals.into_iter().map(result).collect(), |()| ()))
     };
     ObjectsExist<'a>: |session, r| {
         Ok(each(session.client()?.batch_exist(&r.keys).await?, |found| found))

@@ -15,7 +15,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::client::LocalClient;
-use super::objects::{LocalRead, LocatedLocal};
+use super::objects::LocatedLocal;
+use super::read_plan::LocalRead;
 use crate::batch_parts::PART_OBJECTS;
 use crate::exist_options::ExistOptions;
 use crate::located::Located;

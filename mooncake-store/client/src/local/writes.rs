@@ -2,6 +2,7 @@
 //! groups, each with one buffer, so that no call waits while it has another buffer.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
 use mooncake_core::{Error, ErrorCode, ErrorKind, Result};
 use mooncake_protocol::api::WriteMode;
@@ -10,6 +11,7 @@ use mooncake_protocol::parts::part_of;
 use mooncake_protocol::wire::ObjectPieces;
 use mooncake_transport::{Slice, Transport};
 
+use super::call::PartResults;
 use super::client::LocalClient;
 use super::objects::{PIECE_LEN, one};
 use super::shared::LocalBuf;
@@ -56,7 +58,8 @@ impl LocalClient {
         }
         let pieces = vec![value.shared_range(0, value.len())];
         let items = vec![ObjectPieces { key: key.as_ref(), pieces }];
-        one(self.write(items, options, value, &self.inner.deadline()).await?)
+        let (written, failure) = self.write(items, options, value, &self.inner.deadline()).await;
+        failure.map_or_else(|| one(written), Err)
     }
 
     /// Stores many values with one call. Each value has its own result.
@@ -131,31 +134,39 @@ impl LocalClient {
                     continue;
                 }
             };
-            let (mut at, mut slices, mut part) = (0, Vec::new(), Vec::with_capacity(count));
-            for (key, pieces) in &items[start..start + count] {
-                let mut ranges = Vec::with_capacity(pieces.len());
-                for piece in pieces {
-                    if let Some(range) = range(piece) {
-                        slices.push(piece.clone());
-                        ranges.push(range);
-                        continue;
-                    }
-                    let end = at + piece.len();
-                    let into = buffer.as_mut().filter(|buffer| end <= buffer.len()).ok_or_else(unshared)?;
-                    piece.copy_to(0, &mut into[at..end])?;
-                    ranges.push(into.shared_range(at, piece.len()));
-                    at = end;
+            let (mut at, mut slices) = (0, Vec::new());
+            let mut share = |piece: &Slice<T>| {
+                if let Some(range) = range(piece) {
+                    slices.push(piece.clone());
+                    return Ok(range);
                 }
-                part.push(ObjectPieces { key: key.as_ref(), pieces: ranges });
-            }
-            self.write_group(&mut results, &keys, part, options, (buffer, slices), &deadline).await?;
+                let start = at;
+                at += piece.len();
+                let into = buffer.as_mut().filter(|buffer| at <= buffer.len()).ok_or_else(unshared)?;
+                piece.copy_to(0, &mut into[start..at])?;
+                Ok(into.shared_range(start, piece.len()))
+            };
+            let group = items[start..start + count].iter().map(|(key, pieces)| {
+                let pieces = pieces.iter().map(&mut share).collect::<Result<_>>()?;
+                Ok(ObjectPieces { key: key.as_ref(), pieces })
+            });
+            let group = match group.collect::<Result<Vec<_>>>() {
+                Ok(group) => group,
+                Err(error) if results.is_empty() => return Err(error),
+                Err(error) => {
+                    // The outcomes of the earlier values are known.
+                    results.resize_with(items.len(), || Err(error.clone()));
+                    break;
+                }
+            };
+            self.write_group(&mut results, &keys, group, options, (buffer, slices), &deadline).await?;
         }
         Ok(results)
     }
 
     /// Writes the next values of a batch, and appends their results. Returns the error if it is the
     /// outcome of the whole batch.
-    async fn write_group<H: Send + 'static>(
+    async fn write_group<H: Send + Sync + 'static>(
         &self,
         results: &mut Vec<Result<PutOutcome>>,
         keys: &[&[u8]],
@@ -174,24 +185,29 @@ impl LocalClient {
                 &of_group
             }
         };
-        match self.write(group, options, held, deadline).await {
-            Ok(written) => results.extend(written),
-            Err(error) if results.is_empty() => return Err(error),
+        let (written, failure) = self.write(group, options, held, deadline).await;
+        results.extend(written);
+        match failure {
+            None => {}
+            Some(error) if results.is_empty() => return Err(error),
             // The outcomes of the earlier values are known.
-            Err(error) => results.resize_with(keys.len(), || Err(error.clone())),
+            Some(error) => results.resize_with(keys.len(), || Err(error.clone())),
         }
         Ok(())
     }
 
-    async fn write<H: Send + 'static>(
+    /// Writes values. Returns the outcomes of the values from the front whose calls were answered,
+    /// and the error of the call about the others.
+    async fn write<H: Send + Sync + 'static>(
         &self,
         items: Vec<ObjectPieces<'_>>,
         options: &PutOptions,
         held: H,
         deadline: &Deadline,
-    ) -> Result<Vec<Result<PutOutcome>>> {
+    ) -> (Vec<Result<PutOutcome>>, Option<Error>) {
         let PutOptions { replication, mode } = options;
         let len = |item: &ObjectPieces<'_>| item.key.len() + PIECE_LEN * (item.pieces.len() + 1);
+        let held = Arc::new(held);
         let written = self.inner.call_each_in_parts(
             &items,
             len,
@@ -205,12 +221,16 @@ impl LocalClient {
                     objects: Cow::Borrowed(part),
                 }
             },
-            held,
+            |_| held.clone(),
             deadline,
         );
-        let (existed, _) = written.await?;
-        let outcome = |existed| if existed { PutOutcome::Existed } else { PutOutcome::Stored };
-        Ok(existed.into_iter().map(|existed| existed.map(outcome)).collect())
+        match written.await {
+            Ok(PartResults { results, failure, .. }) => {
+                let outcome = |existed| if existed { PutOutcome::Existed } else { PutOutcome::Stored };
+                (results.into_iter().map(|existed| existed.map(outcome)).collect(), failure)
+            }
+            Err(error) => (Vec::new(), Some(error)),
+        }
     }
 }
 

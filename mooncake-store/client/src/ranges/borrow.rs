@@ -1,6 +1,7 @@
 //! Parts of objects that no replica in memory returns. The owners of disks read the parts into
 //! buffers of their own and lend the buffers for a while.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use mooncake_core::clock::Moment;
@@ -148,10 +149,13 @@ impl<T: Transport> Inner<T> {
     /// response.
     pub(super) async fn confirm(&self, ranges: &mut [Range<T>], deadline: &Deadline) {
         let mut locations: Vec<Arc<ObjectLocation>> = Vec::new();
+        let mut positions: HashMap<usize, usize> = HashMap::new();
         for range in ranges.iter().filter(|range| range.unconfirmed.is_some()) {
-            if !locations.iter().any(|location| Arc::ptr_eq(location, &range.object.location)) {
-                locations.push(range.object.location.clone());
-            }
+            let location = &range.object.location;
+            positions.entry(identity(location)).or_insert_with(|| {
+                locations.push(location.clone());
+                locations.len() - 1
+            });
         }
         if locations.is_empty() {
             return;
@@ -160,8 +164,8 @@ impl<T: Transport> Inner<T> {
         for range in ranges {
             let Some(BorrowedRange { copy, version, .. }) = range.unconfirmed.take() else { continue };
             let location = &range.object.location;
-            let at = locations.iter().position(|requested| Arc::ptr_eq(requested, location));
-            let counts = match at.and_then(|at| later.get(at)) {
+            let at = positions.get(&identity(location));
+            let counts = match at.and_then(|at| later.get(*at)) {
                 Some(Ok((_, later))) => location.confirm(&range.response, (&copy, version), later),
                 _ => Err(Error::from(ErrorCode::LeaseExpired)),
             };

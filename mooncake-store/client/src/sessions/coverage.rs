@@ -1,10 +1,11 @@
 //! Ranges of an object that have been written.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Set of bytes, as sorted ranges that neither overlap nor touch.
+/// Set of bytes, as ranges that neither overlap nor touch. Maps the start of each range to its end.
 #[derive(Debug, Default)]
-pub(super) struct Coverage(Vec<Range<u64>>);
+pub(super) struct Coverage(BTreeMap<u64, u64>);
 
 impl Coverage {
     /// Returns whether no byte is covered.
@@ -17,21 +18,22 @@ impl Coverage {
         if range.is_empty() {
             return;
         }
-        let first = self.0.partition_point(|known| known.end < range.start);
-        let end = self.0.partition_point(|known| known.start <= range.end);
-        let mut joined = range;
-        if let (Some(low), Some(high)) = (self.0.get(first), self.0[..end].last())
-            && first < end
+        let Range { mut start, mut end } = range;
+        // Only the last range that begins before the end can still overlap or touch the new one.
+        while let Some((&low, &high)) = self.0.range(..=end).next_back()
+            && high >= start
         {
-            joined = joined.start.min(low.start)..joined.end.max(high.end);
+            self.0.remove(&low);
+            (start, end) = (start.min(low), end.max(high));
         }
-        self.0.splice(first..end, [joined]);
+        self.0.insert(start, end);
     }
 
     /// Returns the first range of `0..len` that is not covered.
     pub(super) fn first_gap(&self, len: u64) -> Option<Range<u64>> {
-        let (start, next) = match self.0.first() {
-            Some(first) if first.start == 0 => (first.end, self.0.get(1)),
+        let mut known = self.0.iter().map(|(start, end)| *start..*end);
+        let (start, next) = match known.next() {
+            Some(first) if first.start == 0 => (first.end, known.next()),
             first => (0, first),
         };
         let end = next.map_or(len, |next| next.start.min(len));
@@ -63,8 +65,8 @@ mod tests {
                 });
                 prop_assert_eq!(coverage.first_gap(len), expected);
                 prop_assert_eq!(coverage.is_empty(), !flags.contains(&true));
-                let apart = coverage.0.windows(2).all(|pair| pair[0].end < pair[1].start);
-                prop_assert!(apart && coverage.0.iter().all(|range| !range.is_empty()));
+                let apart = coverage.0.iter().zip(coverage.0.iter().skip(1)).all(|(low, high)| low.1 < high.0);
+                prop_assert!(apart && coverage.0.iter().all(|(start, end)| start < end));
             }
         }
     }

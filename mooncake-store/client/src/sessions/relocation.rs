@@ -9,6 +9,7 @@ use mooncake_protocol::api::{PutItem, WriteMode};
 use mooncake_protocol::message::CountSegments;
 use mooncake_transport::Transport;
 
+use super::requested_space::RequestedSpace;
 use super::reservation::Reservation;
 use super::write_batch::{WriteBatch, revoke};
 use super::written::{GrantedSpace, Written};
@@ -37,15 +38,16 @@ enum NewSpace {
 }
 
 impl<T: Transport> WriteBatch<'_, T> {
-    /// Requests new space for an object, all of whose writes in this call have failed. Returns
-    /// whether they can be repeated.
+    /// Requests new space for an object, all of whose writes in this call have failed. `of_object`
+    /// has their indices. Returns whether they can be repeated.
     pub(super) async fn relocate(
         &mut self,
         client: &Arc<Inner<T>>,
         object: &Reservation,
+        of_object: &[usize],
         deadline: &Deadline,
     ) -> bool {
-        let Some(writes) = self.numbers_of(object) else { return false };
+        let Some(writes) = self.numbers_of(of_object) else { return false };
         if deadline.is_over()
             || is_planted("sessions-stay-with-their-segment")
             || !object.written.begin_move(&writes)
@@ -63,7 +65,7 @@ impl<T: Transport> WriteBatch<'_, T> {
         };
         let moved = client.runtime.spawn(relocation.run()).await.unwrap_or(false);
         if moved {
-            self.move_to(object, &object.written.space());
+            self.move_to(of_object, &object.written.space());
         }
         moved
     }
@@ -79,6 +81,9 @@ impl<T: Transport> Relocation<T> {
             NewSpace::Lost => (None, false),
         };
         let moved = space.is_some();
+        if space.is_none() && !stays && !self.client.master.fences_writes() {
+            self.written.seal();
+        }
         let wanted = self.written.end_move(space, stays);
         // The call may have been dropped, and the space given up meanwhile.
         if let Some(attempt) = self.written.take_given_up() {
@@ -109,7 +114,9 @@ impl<T: Transport> Relocation<T> {
             client.unreachable.report(&at.endpoint);
         }
         if !old.attempt.revoke(client, &[&self.key], &self.deadline).await {
-            return NewSpace::Unchanged;
+            // The master may have freed the space. If the master recognizes writers, it repeats the
+            // grant, or refuses the end.
+            return if client.master.fences_writes() { NewSpace::Unchanged } else { NewSpace::Lost };
         }
         report_unreachable(client, &self.deadline).await;
         let attempt = Attempt::new(client, WriteMode::Put);
@@ -118,7 +125,7 @@ impl<T: Transport> Relocation<T> {
             Err(error) => {
                 if matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::Timeout) {
                     // The master may have granted the space.
-                    client.runtime.spawn(revoke(self.client.clone(), attempt, self.key.clone()));
+                    drop(RequestedSpace::new(&self.client, attempt, vec![&self.key]));
                 }
                 NewSpace::Lost
             }
@@ -157,9 +164,7 @@ impl<T: Transport> Relocation<T> {
         let client = &*self.client;
         let look_ups = client.engine.look_ups();
         let items = [PutItem { key: &self.key, len: self.size }];
-        let call =
-            client.master.put_start(client.caller(attempt.number), WriteMode::Put, &items, &self.config);
-        let mut results = self.deadline.bound("put start", call).await?;
+        let mut results = attempt.request_space(client, &items, &self.config, &self.deadline).await?;
         let granted = results.pop().unwrap_or_else(|| Err(Error::internal("response without an item")))?;
         let memory = granted.iter().filter_map(|replica: &Replica| replica.location.memory().cloned());
         let replicas: Vec<MemoryLocation> = memory.filter(|at| at.size == self.size).collect();

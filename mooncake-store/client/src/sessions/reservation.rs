@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use super::written::Written;
 use crate::errors::display_key;
+use crate::grants::ReservedSpace;
 
 /// Space granted for an object that cannot be read yet.
 #[derive(Debug)]
@@ -43,6 +44,13 @@ impl Reservation {
     /// - a write timed out and may still arrive.
     pub fn is_incomplete(&self) -> bool {
         self.written.is_incomplete(self.size)
+    }
+
+    /// Returns whether the object may still be committed or given back. An object whose
+    /// [`commit`](crate::ClientRanges::commit) has lost its response is open: a second commit has
+    /// the result. Nothing more can be written to such an object.
+    pub fn is_open(&self) -> bool {
+        self.written.is_open()
     }
 }
 

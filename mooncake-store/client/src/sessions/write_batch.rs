@@ -64,22 +64,20 @@ impl<'a, T: Transport> WriteBatch<'a, T> {
         self.open[write].0.as_ref().map(|(_, space)| space)
     }
 
-    /// Returns the numbers of the open writes of an object. Returns `None` if bytes of one of them
+    /// Returns the numbers of those writes that are open. Returns `None` if bytes of one of them
     /// may still arrive.
-    pub(super) fn numbers_of(&self, object: &Reservation) -> Option<Vec<u64>> {
-        let of_object = |(write, open): (&RangeWrite<'_, T>, &(Option<StartedWrite>, bool))| {
-            let (number, _) = open.0.as_ref()?;
-            std::ptr::eq(write.object, object).then_some((*number, open.1))
-        };
-        let open: Vec<(u64, bool)> = self.writes.iter().zip(&self.open).filter_map(of_object).collect();
-        let may_land = open.iter().any(|(_, may_land)| *may_land);
-        (!may_land).then(|| open.into_iter().map(|(number, _)| number).collect())
+    pub(super) fn numbers_of(&self, writes: &[usize]) -> Option<Vec<u64>> {
+        let open = writes.iter().filter_map(|&write| match &self.open[write] {
+            (Some((number, _)), may_land) => Some((*number, *may_land)),
+            (None, _) => None,
+        });
+        open.map(|(number, may_land)| (!may_land).then_some(number)).collect()
     }
 
-    /// Lets the open writes of an object use its new space.
-    pub(super) fn move_to(&mut self, object: &Reservation, space: &Arc<GrantedSpace>) {
-        for (write, (started, _)) in self.writes.iter().zip(&mut self.open) {
-            if let Some((_, used)) = started.as_mut().filter(|_| std::ptr::eq(write.object, object)) {
+    /// Lets those writes that are open use the new space of their object.
+    pub(super) fn move_to(&mut self, writes: &[usize], space: &Arc<GrantedSpace>) {
+        for &write in writes {
+            if let Some((_, used)) = &mut self.open[write].0 {
                 *used = space.clone();
             }
         }
@@ -149,8 +147,10 @@ impl<T: Transport> Drop for WriteBatch<'_, T> {
         self.client.runtime.spawn(async move {
             if let Some((targets, results)) = transfers {
                 for ((_, landed), result) in targets.into_iter().zip(results.await.0) {
-                    let of_range = open.iter_mut().filter(|(write, ..)| *write == landed);
-                    of_range.for_each(|(_, _, may_land, ..)| *may_land |= is_timeout(&result));
+                    // The open writes are in the order of the call.
+                    if let Ok(at) = open.binary_search_by_key(&landed, |(write, ..)| *write) {
+                        open[at].2 |= is_timeout(&result);
+                    }
                 }
             }
             // The caller has not received a success, so the ranges stay unwritten.
