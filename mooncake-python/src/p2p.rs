@@ -314,15 +314,10 @@ fn sources(buffers: &[Bound<'_, PyAny>], is_written: bool) -> PyResult<Vec<Arc<d
 fn progress(call: Py<PyAny>) -> Arc<dyn Fn(GetProgress) + Send + Sync> {
     // The last reference is dropped on the thread for Python code as well.
     let call = Arc::new(PythonFunction(Some(call)));
-    // Only the latest progress waits for a slow function.
-    let latest = Arc::new(Mutex::new(None::<GetProgress>));
     Arc::new(move |progress: GetProgress| {
-        if latest.lock().replace(progress).is_some() {
-            return;
-        }
-        let (call, latest) = (call.clone(), latest.clone());
+        let call = call.clone();
         let report = move |py: Python<'_>| {
-            let (Some(function), Some(progress)) = (&call.0, latest.lock().take()) else { return };
+            let Some(function) = &call.0 else { return };
             let arguments = (progress.arrived_bytes, progress.total_bytes);
             if let Err(error) = function.call1(py, arguments) {
                 error.write_unraisable(py, Some(function.bind(py)));

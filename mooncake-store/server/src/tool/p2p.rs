@@ -199,8 +199,8 @@ async fn read(store: &P2pStore, args: &P2pGet) -> Result<u64> {
         std::io::copy(&mut source.take(range.memory.len() as u64), &mut target)?;
     }
     file.sync_all()?;
-    let named = args.file.file_name().ok_or_else(|| std::io::ErrorKind::InvalidInput.into());
-    let renamed = named.and_then(|target| folder.rename(name, target));
+    let file_name = args.file.file_name().ok_or_else(|| std::io::ErrorKind::InvalidInput.into());
+    let renamed = file_name.and_then(|target| folder.rename(name, target));
     renamed.map_err(|error| file_error("write", &args.file, error))?;
     progress.end(usize::try_from(object.size).unwrap_or(usize::MAX));
     Ok(object.size)
